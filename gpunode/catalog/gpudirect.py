@@ -19,8 +19,8 @@ class GpuDirectFeature:
     """A way to reach GPU memory directly.
 
     Attributes:
-        asked: the line of the recipe that requests it.
-        oldest_kernel: the oldest kernel.
+        request: the line of the recipe that requests it.
+        oldest_kernel: the oldest kernel with which it works.
         needs_open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
         needs_ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED, or an Ubuntu kernel with the same.
         packages: what apt installs; DKMS builds the module from the installed driver's source.
@@ -31,7 +31,7 @@ class GpuDirectFeature:
     """
 
     name: str
-    asked: str
+    request: str
     instead: str
     oldest_kernel: tuple[int, int] = (0, 0)
     needs_open_modules: bool = False
@@ -45,7 +45,7 @@ class GpuDirectFeature:
 # NVIDIA GPU Operator, "GPUDirect RDMA and GPUDirect Storage" (2026-09): the kernel's own network driver is enough.
 DMA_BUF_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by DMA-BUF",
-    asked='gpudirect.rdma = "dma-buf"',
+    request='gpudirect.rdma = "dma-buf"',
     instead='set gpudirect.rdma = "peermem", which needs MLNX_OFED or DOCA-OFED, or leave it out',
     oldest_kernel=(5, 12),
     needs_open_modules=True,
@@ -54,7 +54,7 @@ DMA_BUF_FEATURE: Final = GpuDirectFeature(
 # kernel: https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem"; chapter 42 of the driver's README.
 PEERMEM_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
-    asked='gpudirect.rdma = "peermem"',
+    request='gpudirect.rdma = "peermem"',
     instead='set gpudirect.rdma = "dma-buf", which needs no RDMA stack of its own',
     needs_ofed=True,
     module="nvidia_peermem",
@@ -62,7 +62,7 @@ PEERMEM_FEATURE: Final = GpuDirectFeature(
 # nvidia-fs 2.17.5 and later work only with the open modules (its ChangeLog). The CUDA repositories have the package.
 GDS_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect Storage",
-    asked="gpudirect.gds = true",
+    request="gpudirect.gds = true",
     instead="leave out gpudirect.gds: cuFile then works in its compatible mode, through the host's memory",
     needs_open_modules=True,
     packages=("nvidia-fs-dkms",),
@@ -72,7 +72,7 @@ GDS_FEATURE: Final = GpuDirectFeature(
 # The package's init script makes /dev/gdrdrv, the module makes no device node (gdrdrv.c 2.6).
 GDRCOPY_FEATURE: Final = GpuDirectFeature(
     name="GDRCopy",
-    asked="gpudirect.gdrcopy = true",
+    request="gpudirect.gdrcopy = true",
     instead="leave out gpudirect.gdrcopy",
     packages=("gdrdrv-dkms", "libgdrapi"),
     module="gdrdrv",

@@ -266,8 +266,8 @@ def output_options(json: bool, verbose: bool = False) -> "OutputOptions":
 
 def build_options(ctx: Any, kind: type[T]) -> T:
     """Build the dataclass ``kind`` from the command's options of the same names."""
-    given = {name: ctx.params[name] for name in getattr(kind, "__dataclass_fields__", ()) if name in ctx.params}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    options = {name: ctx.params[name] for name in getattr(kind, "__dataclass_fields__", ()) if name in ctx.params}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
 @app.callback(invoke_without_command=False)

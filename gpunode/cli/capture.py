@@ -13,7 +13,7 @@ from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import STATE_MARK, Line, line, next_command_line, span
 from gpunode.command import sudo_gpunode
 from gpunode.facts.probes import PROBES
-from gpunode.redaction.secrets import redact_text as redacted
+from gpunode.redaction.secrets import redact_text
 from gpunode.wording import count_noun
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     if path.is_file() and not force:
         screen.confirm_overwrite(file)
     evidence = collect_doctor_evidence(LocalHost("/"))
-    whole = anonymize_evidence(evidence) if anonymize else evidence
-    kept = redact(whole)
-    contents = count_masked(whole, kept)
+    saved = anonymize_evidence(evidence) if anonymize else evidence
+    kept = redact(saved)
+    contents = count_masked(saved, kept)
     screen.put(*capture_preview_lines(file, contents, anonymized=anonymize))
     save_capture(kept, path)
     size = path.stat().st_size
@@ -66,7 +66,7 @@ def _missing_reason(capture: Capture, *, is_denied: bool) -> str:
     if is_denied or capture.outcome == "denied":
         return "permission denied"
     messages = [one.strip() for one in (*capture.error.splitlines(), *capture.text.splitlines()[:1]) if one.strip()]
-    return redacted(messages[0]) if messages else f"exit status {capture.exit_status}"
+    return redact_text(messages[0]) if messages else f"exit status {capture.exit_status}"
 
 
 _DESCRIPTION_BY_CONTENT_KIND: Mapping[ContentKind, str] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -85,8 +85,8 @@ class ClusterRef:
 
     def adapt_hint(self, hint: str) -> str:
         """Return the hint with its commands adapted to this cluster and to the command line's recipe and nodes."""
-        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
-        options = [str(command(option, value)) for option, value in given if value]
+        values = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        options = [str(command(option, value)) for option, value in values if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         sudo = "".join(f"{command(word)} " for word in own_sudo())
         kubectl = choose_kubectl()
@@ -99,12 +99,12 @@ class ClusterRef:
 
             return pattern.sub(add_sudo, text)
 
-        found = put(_KUBECTL_COMMAND_IN_HINT, " ".join((command(*kubectl[:at], *own), *options)), hint)
-        found = put(_HELM_COMMAND_IN_HINT, " ".join((command("helm", *own), *of_helm)), found)
-        found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
-        found = put(_PLAN_COMMAND_IN_HINT, cluster_plan_command(sys.argv[1:]).removeprefix(sudo), found)
-        found = put(_GPUNODE_COMMAND_IN_HINT, "gpunode", found)
-        return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
+        adapted = put(_KUBECTL_COMMAND_IN_HINT, " ".join((command(*kubectl[:at], *own), *options)), hint)
+        adapted = put(_HELM_COMMAND_IN_HINT, " ".join((command("helm", *own), *of_helm)), adapted)
+        adapted = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), adapted)
+        adapted = put(_PLAN_COMMAND_IN_HINT, cluster_plan_command(sys.argv[1:]).removeprefix(sudo), adapted)
+        adapted = put(_GPUNODE_COMMAND_IN_HINT, "gpunode", adapted)
+        return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), adapted)
 
     @contextmanager
     def adapt_error_hints(self) -> Iterator[None]:
@@ -164,15 +164,15 @@ def _show_plan(
 ) -> tuple[ClusterPlan, Sequence[UserPodNeeds]]:
     """Make and show the plan, with hints and notes for this cluster; return it with what the user's own pods need."""
     rendered = render_cluster(recipe, _read_nodes(captures, cluster))
-    found = make_plan(rendered, cluster)
+    cluster_plan = make_plan(rendered, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
-        for one in found.items
+        for one in cluster_plan.items
     )
-    found = replace(found, items=items, notes=tuple(map(target.adapt_hint, found.notes)))
-    other = _last_cluster_if_other(found.identity)
-    screen.print_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
-    return found, rendered.user_pods
+    cluster_plan = replace(cluster_plan, items=items, notes=tuple(map(target.adapt_hint, cluster_plan.notes)))
+    other = _last_cluster_if_other(cluster_plan.identity)
+    screen.print_after_progress(*plan_lines(cluster_plan, rendered, other, verbose=output.verbose))
+    return cluster_plan, rendered.user_pods
 
 
 def _user_pod_example() -> str:
@@ -211,13 +211,13 @@ def verify(
     with target.adapt_error_hints(), screen, SignalGuard(screen.announce_stopping) as stop:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
         here = () if captures else _local_gpu_node()
-        found = tuple(here or _read_nodes(captures, cluster))
+        nodes = tuple(here or _read_nodes(captures, cluster))
         identity = cluster.identify()
         screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK_LINE)
         apply = cluster_apply_command(sys.argv[1:])
-        check_handler = _local_handler_check(recipe) if here else (lambda _: None)
+        check_handler = partial(_check_local_handler, recipe) if here else (lambda: None)
         common = (stop.raise_if_received, screen.update_progress)
-        verification = ClusterVerification(cluster, recipe, found, image, timeout_s, apply, check_handler, *common)
+        verification = ClusterVerification(cluster, recipe, nodes, image, timeout_s, apply, check_handler, *common)
         try:
             report = verification.run()
         except Interrupted as error:
@@ -228,29 +228,25 @@ def verify(
         is_proven = bool(pods) and all(check.status == "passed" for check in pods)
         good, unproven = "pods get the GPUs: one computed on each node", "it is not proven that pods get the GPUs"
         verdict = verdict_line(report, good, unproven, is_proven=is_proven)
-        own = user_pod_lines(render_cluster(recipe, found).user_pods, _user_pod_example())
+        own = user_pod_lines(render_cluster(recipe, nodes).user_pods, _user_pod_example())
         notes = map(warning_line, report.notes)
         screen.show_result((*check_lines(report.checks), BLANK_LINE, *notes, verdict, *own))
     answer = Envelope("k8s verify", notes=report.notes, result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
 
 
-def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
-    """Return the check of this machine's container runtime; its result is None if gpunode may not read it."""
+def _check_local_handler(recipe: Recipe) -> Check | None:
+    """Check this machine's container runtime; return None if gpunode may not read its configuration."""
+    from gpunode.workflow.verify import runtime_checks
 
-    def ask(_: str) -> Check | None:
-        from gpunode.workflow.verify import runtime_checks
-
-        host = LocalHost("/")
-        try:
-            check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
-            # The recipe is the cluster's: of the node's own setup, only the runtime is known.
-            again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
-            return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
-        except GpunodeError:
-            return None
-
-    return ask
+    host = LocalHost("/")
+    try:
+        check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
+        # The recipe is the cluster's: of the node's own setup, only the runtime is known.
+        again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
+        return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
+    except GpunodeError:
+        return None
 
 
 def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:

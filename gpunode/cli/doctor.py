@@ -297,8 +297,8 @@ _ELLIPSIS: Final = "…"
 
 def relevant_words(*texts: str) -> frozenset[str]:
     """Return the words of ``texts`` that mark the relevant part of a line."""
-    found = (match[0].lower() for text in texts for match in _ERROR_TEXT_WORD.finditer(text))
-    return frozenset(word for word in found if len(word) >= _MIN_SEARCH_WORD_LENGTH or word.isdecimal())
+    words_found = (match[0].lower() for text in texts for match in _ERROR_TEXT_WORD.finditer(text))
+    return frozenset(word for word in words_found if len(word) >= _MIN_SEARCH_WORD_LENGTH or word.isdecimal())
 
 
 def shorten_around(line: str, words: frozenset[str], room: int) -> str:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, tzinfo
 from typing import Any
 
 from gpunode.change import Trigger
@@ -181,7 +180,6 @@ _MAX_SUBJECTS_SHOWN = 6
 
 def run_table_lines(
     runs: Sequence[RunRecord],
-    zone: tzinfo | None = None,
     previews: Mapping[str, str] | None = None,
     root: str = "",
 ) -> Iterator[Line]:
@@ -189,14 +187,13 @@ def run_table_lines(
 
     Args:
         runs: oldest first.
-        zone: the time zone; None for this machine's.
         previews: says, by run id, whether the run can be undone now.
         root: the node's root folder as typed; empty for this machine.
     """
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
-    rows = [_run_row(run, zone) for run in runs]
+    rows = [_run_row(run) for run in runs]
     widths = [max(map(cell_width, column)) for column in zip(_LOG_TABLE_COLUMNS, *rows, strict=True)]
     indent = widths[0] + 4
     yield line(Span("  "), span(_join_columns(_LOG_TABLE_COLUMNS, widths), "dim"), hang=indent)
@@ -210,7 +207,7 @@ def run_table_lines(
         read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
-        if preview := (previews or {}).get(run.run):
+        if preview := (previews or {}).get(run.id):
             yield line(" " * indent, preview, hang=indent)
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
@@ -223,10 +220,10 @@ def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(pad_right(text, width) for text, width in zip(cell, widths, strict=True)).rstrip()
 
 
-def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
+def _run_row(run: RunRecord) -> tuple[str, ...]:
     return (
         run.label,
-        format_local_time(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
+        format_local_time(run.begin.at, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb_text(run),
         _describe_ending(run.ending)
@@ -252,26 +249,25 @@ def _run_mark(run: RunRecord) -> Span:
     return STATE_MARK["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
-def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
-    """Format a time in ``zone``; None means this machine's."""
-    return datetime.fromtimestamp(at, zone).astimezone(zone).strftime(form)
+def format_local_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
+    """Format a time in this machine's time zone."""
+    return time.strftime(form, time.localtime(at))
 
 
-def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
+def run_lines(run: RunRecord, logins: Mapping[int, str]) -> Iterator[Line]:
     """Return the complete record of a run, in order.
 
     Args:
         run: a run of this node.
         logins: the names of its users, by uid.
-        zone: the time zone; None for this machine's.
     """
     # The journal quotes the output of tools without redaction.
-    return map(redact_recursively, _unredacted_run_lines(run, logins, zone))
+    return map(redact_recursively, _unredacted_run_lines(run, logins))
 
 
-def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str]) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
-    yield from indent_lines(_run_header_lines(run, logins, zone), 2)
+    yield from indent_lines(_run_header_lines(run, logins), 2)
     if run.change_records:
         yield BLANK_LINE
         yield line(span("changes", "bold"))
@@ -279,17 +275,17 @@ def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinf
     if run.trigger_records:
         yield BLANK_LINE
         yield line(span("follow-up actions", "bold"))
-        yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
+        yield from indent_lines(map(_trigger_line, run.trigger_records), 2)
 
 
-def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _run_header_lines(run: RunRecord, logins: Mapping[int, str]) -> Iterator[Line]:
     begin = run.begin
     login = "not a login session"
     if begin.loginuid is not None:
         login = f"logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
     yield _labelled_line("who", f"{begin.user}, uid {begin.uid}, {login}")
-    yield _labelled_line("started", format_local_time(begin.at, zone))
-    yield _labelled_line("ended", _ending_text(run, zone))
+    yield _labelled_line("started", format_local_time(begin.at))
+    yield _labelled_line("ended", _ending_text(run))
     yield _labelled_line("command", " ".join(("gpunode", *begin.argv)))
     if begin.recipe_sha256:
         yield _labelled_line("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
@@ -301,12 +297,12 @@ def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | 
         yield _labelled_line("undone by", run.undone_by)
 
 
-def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
+def _ending_text(run: RunRecord) -> str:
     if run.commit is None:
         return "not yet: it is running" if run.is_running else "never: it was interrupted"
     took = format_seconds(max(0.0, run.commit.at - run.begin.at))
     why = f": {run.commit.reason}" if run.commit.reason else ""
-    return f"{format_local_time(run.commit.at, zone)}, after {took}: {_describe_ending(run.ending)}{why}"
+    return f"{format_local_time(run.commit.at)}, after {took}: {_describe_ending(run.ending)}{why}"
 
 
 def _labelled_line(label: str, text: str) -> Line:
@@ -343,7 +339,7 @@ def _change_text(record: ChangeRecord) -> str:
     return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
+def _trigger_line(required: RequiredTrigger) -> Line:
     trigger, settled = str(required.trigger), required.completion
     numbers = join_names((str(seq) for _, seq in required.required_by), 4)
     # The index is refreshed when a transaction needs it; no change requires that.
@@ -353,4 +349,4 @@ def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
         return line(STATE_MARK["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why the trigger was skipped, or what did its work instead.
     note, mark = (f": {settled.note}", STATE_MARK["skipped"]) if settled.note else ("", STATE_MARK["done"])
-    return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)
+    return line(mark, trigger, f"  {format_local_time(settled.at)}{note}", span(by, "dim"), hang=4)

@@ -18,7 +18,7 @@ from gpunode.cli.screen.plans import stage_lines
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
-from gpunode.workflow.rehearse import rehearse as make
+from gpunode.workflow.rehearse import rehearse as run_rehearsal
 from gpunode.workflow.setup import SetupOptions
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
     with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
         screen.begin_rehearsal(rehearsal_header_lines(recipe, node or DEFAULT_SAMPLE))
         options = SetupOptions(recipe_sha256=hash_recipe(recipe))
-        rehearsal = make(recipe, view.facts, view.evidence, Store(folder), options=options, on_event=screen.show_event)
+        rehearsal = run_rehearsal(
+            recipe, view.facts, view.evidence, Store(folder), options=options, on_event=screen.show_event
+        )
         screen.put(*rehearsal_lines(recipe, rehearsal, node or DEFAULT_SAMPLE, screen))
     output.emit(
         Envelope(

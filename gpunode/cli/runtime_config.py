@@ -271,7 +271,7 @@ def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
         return f"{what} written: {join_with_and([change.path for change in plan.files])}"
     if verb == "unconfigure":
         return f"{plan.target_name}: removed what configure added"
-    assert plan.planned.expectation is not None, "what is configured without one has been told"
+    assert plan.planned.expectation is not None, "without an expectation it returned above"
     default = ", its default" if plan.planned.expectation.default else ""
     runs = join_with_and(
         [f"{name}{default}, which runs {binary}" for name, binary in sorted(plan.planned.expectation.handlers)]
@@ -310,8 +310,8 @@ def verdict_lines(
         )
         yield next_command_line(plan.missing_program.hint)
         return
-    is_told = not takes_only_cdi(plan.target_name) or not verdict.unverified
-    yield line(STATE_MARK["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
+    is_certain = not takes_only_cdi(plan.target_name) or not verdict.unverified
+    yield line(STATE_MARK["passed" if is_certain else "skipped"], _describe_unchanged("configure", plan), hang=2)
     if verdict.difference:
         yield line(STATE_MARK["failed"], f"{_config_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
@@ -361,14 +361,14 @@ def configure(options: RuntimeOptions, output: OutputOptions, root: str, permiss
     place = validate_root(root)
     request = parse_options(options, place)
 
-    def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
+    def make_plan(host: LocalHost, footprint: Footprint) -> CtkPlan:
         plan = _plan_configure(host, request, footprint)
         if plan.target:
             refuse_missing_default_program(plan.target, plan.missing_program)
         edits.refuse_missing_specification_writer(plan)
         return plan
 
-    run_edit("ctk runtime configure", "configure", planning, output, place, permissions)
+    run_edit("ctk runtime configure", "configure", make_plan, output, place, permissions)
 
 
 def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
@@ -384,11 +384,11 @@ def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permi
     place = validate_root(root)
     request = parse_options(options, place)
 
-    def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
+    def make_plan(host: LocalHost, footprint: Footprint) -> CtkPlan:
         target = edits.find_target(host, request.row, request.desired, image=place != "/")
         return edits.plan_unconfigure_edit(host, target, footprint.files)
 
-    run_edit("ctk runtime unconfigure", "unconfigure", planning, output, place, permissions)
+    run_edit("ctk runtime unconfigure", "unconfigure", make_plan, output, place, permissions)
 
 
 def run_edit(

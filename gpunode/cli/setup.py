@@ -51,7 +51,7 @@ from gpunode.wording import count_noun, format_seconds
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
-from gpunode.workflow.setup import setup as make
+from gpunode.workflow.setup import setup as run_setup
 from gpunode.workflow.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     if image and flags.reboot:
         raise UsageError("--reboot cannot be used with --root", why="an image does not run yet", hint="leave one out")
     recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
-    named = parse_setup_gpus(",".join(flags.gpu), image=image)
+    gpus = parse_setup_gpus(",".join(flags.gpu), image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
         node.host.mok_password_file = flags.mok_password_file
@@ -116,17 +116,17 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         risks = () if flags.resume else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))
         for risk in risks:
             node.notify(risk)
-        facts = survey(node.host, image=image, gpus=named, recipe=recipe)
+        facts = survey(node.host, image=image, gpus=gpus, recipe=recipe)
         lost = find_lost_record(node.store, facts)
         node.notify(str(lost or ""))
         options = _workflow_options(node, recipe, flags, started, image=image)
         with report_partial_run("setup", output, node.store, node.adapt_hint):
-            done = make(
+            done = run_setup(
                 recipe,
                 node.host,
                 node.store,
                 facts,
-                advance=lambda _, __: survey(node.host, image=image, gpus=named, recipe=recipe),
+                advance=lambda _, __: survey(node.host, image=image, gpus=gpus, recipe=recipe),
                 options=options,
                 on_event=node.screen.show_event,
             )

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 def status(output: OutputOptions, node: str) -> None:
     """Show the node on one screen."""
     from gpunode.cli.screen.plans import note_line
-    from gpunode.workflow.status import status as look
+    from gpunode.workflow.status import status as find_status
 
     view = view_node(node, "/", "")
     backlog = load_backlog(node, "/", view.facts)
-    found = look(view.facts, view.host, backlog)
-    output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
-    notes = (*found.notes, *backlog.notes)
+    node_status = find_status(view.facts, view.host, backlog)
+    output.open_screen().put(*status_lines(view.facts, node_status), *map(note_line, backlog.notes))
+    notes = (*node_status.notes, *backlog.notes)
     unknown = list_unknown_facts(view.facts, backlog)
-    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": found}))
+    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": node_status}))
 
 
 def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:

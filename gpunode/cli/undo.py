@@ -40,6 +40,7 @@ from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
+    execute_undo,
     explain_undone,
     find_newest_run,
     find_run,
@@ -48,13 +49,12 @@ from gpunode.workflow.rollback import (
     preview_rollback,
     undo_failure,
 )
-from gpunode.workflow.rollback import rollback as apply_rollback
 from gpunode.workflow.undo import find_broken_packages, find_package_repair, run_package_repair
 
 if TYPE_CHECKING:
     from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
-    from gpunode.workflow.rollback import RollbackResult
+    from gpunode.workflow.rollback import UndoResult
     from gpunode.workflow.undo import UndoPlan
 
 
@@ -94,7 +94,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 
     def choose_run(node: Session) -> UndoPlanner:
         try:
-            found = (
+            chosen = (
                 find_run(node.store, run, with_packages=with_packages)
                 if run
                 else _choose_newest_run(node.store, with_packages=with_packages)
@@ -103,7 +103,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             for note in explain_lost_record(node.host, node.store):
                 error.why = f"{error.why}\n{note}"
             raise
-        return lambda: found if isinstance(found, NothingToUndo) else _plan_rollback(found, node, permissions)
+        return lambda: chosen if isinstance(chosen, NothingToUndo) else _plan_rollback(chosen, node, permissions)
 
     _run_undo("rollback", choose_run, output, place, permissions)
 
@@ -114,7 +114,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     plan = plan_rollback(
         store,
         node.host,
-        run.run,
+        run.id,
         facts,
         force=permissions.force,
         allow_disruption=permissions.allow_disruption,
@@ -175,8 +175,8 @@ def _run_undo(
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            following = plan.newest_not_undone.run if plan.newest_not_undone else ""
-            result = {"undone_run": plan.run.run, "next_run": following}
+            following = plan.newest_not_undone.id if plan.newest_not_undone else ""
+            result = {"undone_run": plan.run.id, "next_run": following}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -187,20 +187,20 @@ def _run_undo(
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
-            told = {"undone_run": plan.undone_run, "kept": plan.kept}
-            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=told).with_failure(failure))
+            details = {"undone_run": plan.undone_run, "kept": plan.kept}
+            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=details).with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
-        answer = _execute_undo(plan, node, output)
+        answer = _execute_and_report(plan, node, output)
     output.emit(answer)
 
 
-def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
+def _execute_and_report(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
     on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     with report_partial_run(plan.verb, output, node.store, node.adapt_hint):
-        done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
+        done = execute_undo(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey_node(node), done.plan)
@@ -343,7 +343,7 @@ def already_undone_lines(nothing: NothingToUndo) -> Iterator[Line]:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = nothing.newest_not_undone
-    if older.run == run.run:
+    if older.id == run.id:
         yield line("  ", "the rest of it is not undone", hang=2)
     else:
         yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
@@ -356,7 +356,7 @@ def describe_run(run: RunRecord) -> str:
     return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _MAX_NAMES_SHOWN) or 'nothing'}"
 
 
-def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
+def rollback_lines(done: UndoResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
     """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK_LINE
     if done.plan.with_packages:
@@ -367,7 +367,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         parts += [f"{count_noun(gone, 'package')} purged"] if gone else []
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
-        but = ", but for what follows" if done.plan.kept else ""
+        but = ", except as noted below" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(STATE_MARK["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note_line(str(kept)) for kept in done.plan.kept)
@@ -395,14 +395,14 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
     lost = () if runs or file else explain_lost_record(host, store)
     notes = (*filter(None, [store.explain_blank_run()]), *lost)
-    previews = {run.run: preview_rollback(store, host, run) for run in runs}
+    previews = {run.id: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
     if file and not runs:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
         screen.put(*run_table_lines(runs, previews=previews, root=root_option(screen.argv)))
     screen.put(*map(note_line, notes))
-    rows = [undo_record(run, previews[run.run]) for run in runs]
+    rows = [undo_record(run, previews[run.id]) for run in runs]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))
 
 

@@ -25,7 +25,7 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     from gpunode.workflow.converge import survey
     from gpunode.workflow.extra_checks import make_container_check
     from gpunode.workflow.verify import ExtraChecks
-    from gpunode.workflow.verify import verify as look
+    from gpunode.workflow.verify import verify as verify_node
 
     recipe, screen, host = recipe_options.load(), output.open_screen(), LocalHost("/")
     with screen:
@@ -34,7 +34,9 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
         backlog = load_backlog("", "/", facts)
         again = str(setup_command(sys.argv[1:]))
         extra = ExtraChecks(files=True, cuda=cuda, container=check)
-        report = look(recipe, facts, host, host.read_effective_config, extra, backlog=backlog, setup_command=again)
+        report = verify_node(
+            recipe, facts, host, host.read_effective_config, extra, backlog=backlog, setup_command=again
+        )
         screen.put(*report_lines(recipe, report), *map(note_line, backlog.notes))
     result = {"checks": report.checks, "gpus": report.gpus}
     notes = (*report.notes, *backlog.notes)

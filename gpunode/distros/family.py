@@ -53,6 +53,6 @@ class Family:
         found = (name for kernel in kernels.wanted for name in self.headers_metapackages(kernel, installed))
         return tuple(dict.fromkeys(found))
 
-    def brings_signed_modules(self, source: DriverSource) -> bool:
+    def has_signed_modules(self, source: DriverSource) -> bool:
         """Return whether this source's kernel modules are prebuilt, and signed with a key that the firmware has."""
         return self.signs_own_modules and source == "distro"

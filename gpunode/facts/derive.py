@@ -127,8 +127,8 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
     provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.matches(key))), facts.distro)
-    whole = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
-    return replace(whole, **_IMAGE_FACTS) if image else whole
+    complete = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
+    return replace(complete, **_IMAGE_FACTS) if image else complete
 
 
 def _find_kubelet(facts: Facts, evidence: Evidence, *, image: bool) -> Fact[Kubelet | None]:
@@ -144,8 +144,8 @@ def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
 
 
 def _find_lost_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:
-    there = {one.path for key in ("toolkit-program", "toolkit-programs") for one in reader.matches(key)}
-    return tuple(sorted(path for path in checksums if path.startswith("/usr/bin/nvidia-c") and path not in there))
+    existing = {one.path for key in ("toolkit-program", "toolkit-programs") for one in reader.matches(key)}
+    return tuple(sorted(path for path in checksums if path.startswith("/usr/bin/nvidia-c") and path not in existing))
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:

@@ -200,10 +200,10 @@ _MAX_KEYRINGS: Final = 8
 def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes of the keyrings named in apt's lists and not probed already."""
     lists = [match.data.decode("utf-8", "replace") for match in find_matches(evidence, "apt-sources-d") if match.data]
-    told = (
+    keyrings = (
         match["keyring"] for text in (read_text(evidence, "apt-sources"), *lists) for match in _SIGNED_BY.finditer(text)
     )
-    others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
+    others = (path for path in dict.fromkeys(keyrings) if f"file:{path}" not in evidence)
     for path, _ in zip(others, range(_MAX_KEYRINGS), strict=False):
         yield Probe(f"file:{path}", path=path, content_kind="table")
 

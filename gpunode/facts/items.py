@@ -229,8 +229,8 @@ def _split_text_among_sources(sources: tuple[Source, ...], text: str) -> Iterato
         asking = [place for place, source in enumerate(sources) if _single_line_form(source) is form]
         starts = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
         own |= dict(zip(asking, starts, strict=True)) if len(asking) == len(starts) else {}
-    taken = set(own.values())
-    rest = "\n".join("" if number in taken else line for number, line in enumerate(lines))
+    own_lines = set(own.values())
+    rest = "\n".join("" if number in own_lines else line for number, line in enumerate(lines))
     for place, source in enumerate(sources):
         if (number := own.get(place)) is None:
             yield source, rest
@@ -279,9 +279,9 @@ _MAX_DENIAL_LENGTH: Final = 4096
 
 def is_denial(capture: Capture) -> bool:
     """Return whether journalctl, dmesg or gpunode's own docker said that the user may not see all."""
-    said = f"{capture.error}\n{capture.text[:_MAX_DENIAL_LENGTH]}"
+    text = f"{capture.error}\n{capture.text[:_MAX_DENIAL_LENGTH]}"
     programs = ("journalctl", "dmesg") if capture.exit_status is None else ("journalctl", "dmesg", "docker")
-    return capture.source.startswith(programs) and _DENIAL_LINE.search(said) is not None
+    return capture.source.startswith(programs) and _DENIAL_LINE.search(text) is not None
 
 
 def _plain_output_with_error(capture: Capture) -> str:

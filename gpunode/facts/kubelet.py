@@ -165,8 +165,8 @@ def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
 def _choose_unit(facts: Facts, kind: KubeletKind) -> str:
     """Return the product's running unit, else an existing one; empty if there are only files."""
     existing_units = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}
-    there = [name for name, unit in existing_units.items() if unit.exists]
-    return next((name for name in there if existing_units[name].state.active), there[0] if there else "")
+    existing = [name for name, unit in existing_units.items() if unit.exists]
+    return next((name for name in existing if existing_units[name].state.active), existing[0] if existing else "")
 
 
 def _read_content(facts: Facts, path: str) -> bytes | None:
@@ -362,9 +362,9 @@ def socket_path(endpoint: str) -> str:
 
 def parse_flags(words: Iterable[str]) -> Mapping[str, str]:
     """Return the flags that gpunode needs; the last of a repeated flag wins."""
-    given = list(words)
+    arguments = list(words)
     flags: dict[str, str] = {}
-    for word, following in zip(given, (*given[1:], ""), strict=False):
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in _PARSED_KUBELET_FLAGS:
             flags[name] = value if equals else following

@@ -401,9 +401,9 @@ class Dependencies(Protocol):
         ...
 
     def satisfying_packages(
-        self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId], /
+        self, packages: Mapping[PackageId, PackageState], dependents: Iterable[PackageId], /
     ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
-        """Return the installed packages that meet each dependency of each package in ``asked``."""
+        """Return the installed packages that meet each dependency of each of the ``dependents``."""
         ...
 
 

@@ -517,8 +517,8 @@ def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source
 
 def _require_all(*patterns: str) -> str:
     """Return one pattern for lines that match all ``patterns``."""
-    given = [pattern for pattern in patterns if pattern]
-    return given[0] if len(given) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in given)
+    present = [pattern for pattern in patterns if pattern]
+    return present[0] if len(present) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in present)
 
 
 def _is_head_or_tail(words: Sequence[str]) -> bool:

@@ -174,14 +174,12 @@ class Apt:
         on_progress: OnProgress,
         lock_timeout_s: float,
         *,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._runner = runner
         self._root = runner.root
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
-        self._clock = clock
         self._sleep = sleep
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
@@ -318,8 +316,8 @@ class Apt:
         if found.exit_status not in (0, 1):  # 1 if one of them is not found
             return frozenset(packages)
         rows = [line.split() for line in found.text.splitlines()]
-        there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
-        return frozenset(PackageId.of(name) for row in there for name in row[:2])
+        known = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
+        return frozenset(PackageId.of(name) for row in known for name in row[:2])
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = was_killed = False
@@ -385,11 +383,11 @@ class Apt:
     def _wait_for_dpkg(self) -> None:
         """Wait for the dpkg that outlives a killed apt; until it exits, what it changes is unknown."""
         with suppress(GpunodeError):
-            deadline = self._clock() + _TRANSACTION_TIMEOUT_S
+            deadline = time.monotonic() + _TRANSACTION_TIMEOUT_S
             self._wait_until_free(self._paths.install_locks, deadline)
 
     def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
-        wait_until_free(locks, deadline, self._on_progress, root=self._root, clock=self._clock, sleep=self._sleep)
+        wait_until_free(locks, deadline, self._on_progress, root=self._root, sleep=self._sleep)
 
     def _require_planned_transaction(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
@@ -430,14 +428,14 @@ class Apt:
         ``attempt`` is called when no lock is held; if ``on_failure`` returns True, the next try follows at once.
         """
         pauses = iter(_RETRY_DELAYS_S)
-        deadline = self._clock() + self._lock_timeout_s
+        deadline = time.monotonic() + self._lock_timeout_s
         while True:
             self._wait_until_free(locks, deadline)
             finished = attempt()
             if finished.ok:
                 return
             kind = classify_failure(finished.text, finished.error)
-            if kind == "lock" and self._clock() < deadline:
+            if kind == "lock" and time.monotonic() < deadline:
                 self._sleep(1.0)
                 continue
             if not on_failure(kind, finished):
@@ -446,7 +444,7 @@ class Apt:
                     raise self._error(action, kind, finished, locks)
                 again = f"{pause:.0f} s, then trying again to {redact(action)}: {FAILURE_TEXTS[kind]}"
                 wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
-            deadline = self._clock() + self._lock_timeout_s
+            deadline = time.monotonic() + self._lock_timeout_s
 
     def _error(
         self, action: str, kind: AptFailureKind, finished: FinishedCommand, locks: Sequence[str]
@@ -489,8 +487,8 @@ class Apt:
 
     @cached_property
     def _paths(self) -> _AptPaths:
-        asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
-        finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_TIMEOUT_S)
+        folders = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
+        finished = self._run(("apt-config", "shell", *folders, "U", "APT::Sandbox::User"), _QUERY_TIMEOUT_S)
         if not finished.ok:
             raise explain_failure("ask apt for its configuration", finished.text, finished.error)
         config_values = dict(word.split("=", 1) for word in shlex.split(finished.text) if "=" in word)
@@ -616,22 +614,22 @@ def _is_automatic_still(change: PackageChange) -> bool:
 @contextmanager
 def _quarantine_lists(lists: str, root: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that sets index files aside by prefix; on an error, put back those not replaced."""
-    taken: list[tuple[str, str]] = []
+    moved: list[tuple[str, str]] = []
     with _make_temporary_folder(lists, root) as away:
 
         def set_aside(prefix: str) -> None:
             for path in (lists, f"{lists}/partial"):
                 with suppress(FileNotFoundError), places.open_folder(path, root=root) as folder:
                     for name in (name for name in places.list_names(folder) if name.startswith(prefix)):
-                        os.rename(name, str(len(taken)), src_dir_fd=folder, dst_dir_fd=away.folder)
-                        taken.append((path, name))
+                        os.rename(name, str(len(moved)), src_dir_fd=folder, dst_dir_fd=away.folder)
+                        moved.append((path, name))
 
         try:
             yield set_aside
         except BaseException:
             with suppress(OSError), places.open_folder(lists, root=root) as folder:
                 present = places.list_names(folder)
-                for number, (path, name) in enumerate(taken):
+                for number, (path, name) in enumerate(moved):
                     if path == lists and name not in present:
                         os.rename(str(number), name, src_dir_fd=away.folder, dst_dir_fd=folder)
             raise

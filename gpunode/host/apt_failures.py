@@ -205,10 +205,10 @@ def explain_failure(
 
 def _quote_apt(output: str) -> str:
     """Return apt's error messages, without the hashes listed below them."""
-    said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
+    errors = messages(output, "E") + [errors for errors in messages(output, "W") if re.search(r"rror|ailed", errors)]
     own = [line for line in output.splitlines() if line.startswith((" ", "dpkg: error"))]
-    said += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
-    lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
+    errors += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
+    lines = [message.splitlines()[0] for message in errors] or output.strip().splitlines()[-5:]
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
 
@@ -331,7 +331,7 @@ _HINT_BY_FAILURE_KIND: dict[AptFailureKind, str] = {
         "  apt-mark showhold"
     ),
     "killed": (
-        "see whether the kernel ended it, for want of memory or at a crash; then run the same command again, which "
+        "check whether it crashed, or the kernel killed it for lack of memory; then run the same command again, which "
         "finishes what was begun:\n  journalctl -k | grep -i -e 'out of memory' -e segfault | tail"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",

@@ -116,8 +116,8 @@ class Cluster:
         Raises:
             Refused: if Helm is not installed.
         """
-        given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
-        return Helm(self._context, given.get("--kubeconfig", ""), self._wait_s)
+        options = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
+        return Helm(self._context, options.get("--kubeconfig", ""), self._wait_s)
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""
@@ -125,7 +125,8 @@ class Cluster:
         (context,), (cluster,) = self._config.get("contexts") or [{}], self._config.get("clusters") or [{}]
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
-            uid = str(self._read_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
+            namespace = self._read("get", "namespace", "kube-system", _REQUEST_TIMEOUT, "-o", "json")
+            uid = str(_first_document(namespace)["metadata"]["uid"])
         except Forbidden:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
@@ -320,30 +321,23 @@ class Cluster:
         answers = _flatten_documents(self._read(*words, stdin=_encode_objects(reviews)))
         return tuple(bool(answer.get("status", {}).get("allowed")) for answer in answers)
 
-    def _read_json(self, *words: str) -> Any:
-        return _first_document(self._read(*words, "-o", "json"))
-
     def _read(self, *words: str, stdin: bytes = b"") -> bytes:
         return self._run(words, stdin, only_reads=True).stdout
 
-    def _run(
-        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
-    ) -> FinishedCommand:
+    def _run(self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False) -> FinishedCommand:
         """Run kubectl, which must succeed."""
-        done = self._try(words, stdin, only_reads=only_reads, timeout_s=timeout_s)
+        done = self._try(words, stdin, only_reads=only_reads)
         if not done.ok:
             raise explain_failure(done)
         return done
 
-    def _try(
-        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
-    ) -> FinishedCommand:
+    def _try(self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False) -> FinishedCommand:
         # With --request-timeout, kubectl would not use the service account of the pod that it runs in.
         is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
         words = [word for word in words if not (is_in_pod and word == _REQUEST_TIMEOUT)]
         return self._runner.run(
             (*self.kubectl, *words, *(("--context", self._context) if self._context else ())),
-            timeout_s=timeout_s,
+            timeout_s=_READ_TIMEOUT_S,
             stdin=stdin,
             env=caller_environment(),
             limit_bytes=_MAX_OUTPUT_BYTES,

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import secrets
 import tarfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -226,11 +225,6 @@ class ContainerCheck:
 def parse_uuids(output: bytes) -> frozenset[str]:
     """Parse the GPUs' UUIDs in nvidia-smi's output."""
     return frozenset(_GPU_UUID.findall(output.decode("utf-8", "replace")))
-
-
-def new_token() -> str:
-    """Return a unique name, so that concurrent checks do not remove each other's image."""
-    return secrets.token_hex(4)
 
 
 def check_container(

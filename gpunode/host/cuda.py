@@ -133,10 +133,10 @@ class _Driver:
             raise _CallError(name, 0, "FunctionNotFound", "this libcuda.so.1 does not have it") from None
         code = int(function(*arguments))
         if code:
-            said = log.value.decode("utf-8", "replace").strip() if log is not None else ""
+            errors = log.value.decode("utf-8", "replace").strip() if log is not None else ""
             text = self._error_string("cuGetErrorString", code)
             raise _CallError(
-                name, code, self._error_string("cuGetErrorName", code), f"{text}: {said}" if said else text
+                name, code, self._error_string("cuGetErrorName", code), f"{text}: {errors}" if errors else text
             )
 
     def has(self, name: str) -> bool:

@@ -348,7 +348,7 @@ _HINT_BY_ERRNO = {
     errno.EROFS: "mount it writable (`findmnt -T {folder}`), then run the command again",
     errno.EACCES: "run the command as root",
     errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
-    errno.EBUSY: "it is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
+    errno.EBUSY: "it is a separate mount point (`findmnt {path}`); unmount it, then run the command again",
     errno.ELOOP: "its symbolic links form a loop (`namei {path}`); correct them, then run the command again",
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then run the command again",
     errno.EIO: "the disk reports an error (`dmesg | tail`)",

@@ -1,4 +1,4 @@
-"""Glob matching inside a node's root."""
+"""Glob matching inside a node's root, and the files that probes name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 
-from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
+from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.host.files import capture_error, make_ownership, read_file
 from gpunode.host.places import ABSENT_ERRNOS, list_names, open_folder, read_link_target, split_path_reversed
 
 
-def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
-    """Find the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_matches``.
+def read_probe(probe: Probe, root: str) -> Capture:
+    """Read the file or the glob of ``probe`` inside ``root``."""
+    if probe.glob:
+        return read_glob(probe.glob, probe.limit_bytes, contents=probe.contents, root=root)
+    return read_file(probe.path, probe.limit_bytes, root=root)
+
+
+def read_glob(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
+    """Return the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_matches``.
 
     Without matches the outcome is ok and the data empty. If a folder cannot be listed, the outcome is denied or failed,
     and the data holds the matches found elsewhere.

@@ -89,7 +89,7 @@ def _copy_apt_state(root: str, folder: Path, native: str) -> None:
     for pattern in _COPIED_FILE_GLOBS:
         for path in (
             match.path
-            for match in decode_matches(globs.find_matches(pattern, _MAX_COPIED_BYTES, contents=False, root=root).data)
+            for match in decode_matches(globs.read_glob(pattern, _MAX_COPIED_BYTES, contents=False, root=root).data)
         ):
             capture = files.read_file(path, left, root=root)
             left -= len(capture.data)

@@ -354,8 +354,8 @@ def caller_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_VARIABLE_PREFIXES)}
     kept = {name: value for name, value in kept.items() if name not in _DROPPED_VARIABLE_NAMES}
     if os.geteuid() == 0:
-        theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _only_root_writes(folder)]
-        kept["PATH"] = ":".join(dict.fromkeys((*SEARCH_PATH.split(":"), *theirs)))
+        folders = [folder for folder in os.environ.get("PATH", "").split(":") if _only_root_writes(folder)]
+        kept["PATH"] = ":".join(dict.fromkeys((*SEARCH_PATH.split(":"), *folders)))
     return kept
 
 

@@ -103,9 +103,7 @@ class LocalHost:
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
             )
             return _capture_output(probe, done)
-        if probe.glob:
-            return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
-        return files.read_file(probe.path, probe.limit_bytes, root=self.root)
+        return globs.read_probe(probe, self.root)
 
     def read_live_distribution(self) -> Distro | None:
         """Return the distribution; see ``port.HostView.read_live_distribution``."""
@@ -169,25 +167,25 @@ class LocalHost:
         return runtime.check_candidate_files(self.runner, expectation, changes)
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
-        """Check the written files with the runtime's own parser; see ``runtime.check_written_config``."""
-        runtime.check_written_config(self.runner, expectation)
+        """Check the written files with the runtime's own parser; see ``runtime.check_written_files``."""
+        runtime.check_written_files(self.runner, expectation)
 
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Check that the running daemon has the configuration; see ``runtime.find_daemon_contradiction``."""
         since = time() - _DAEMON_PATIENCE_S
-        if not (said := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
+        if not (contradiction := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_log_lines(unit, since)
         raise ChangeFailed(
             f"{unit} did not accept its new configuration",
-            why=said + (f"; its last lines:\n{words}" if words else ""),
+            why=contradiction + (f"; its last lines:\n{words}" if words else ""),
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
     def read_effective_config(self, name: str) -> ObservedConfig | None:
-        """Return the container runtime's configuration; see ``runtime.read_effective_settings``."""
-        return runtime.read_effective_settings(self.runner, name)
+        """Return the container runtime's configuration; see ``runtime.read_effective_config``."""
+        return runtime.read_effective_config(self.runner, name)
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
@@ -279,12 +277,9 @@ class LocalHost:
             files.remove_empty_folders(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
-        if self.root != "/":
-            raise Refused(
-                f"module {change.module} cannot be loaded or unloaded in {self.root}",
-                why="the running kernel is not the image's",
-                hint="boot the image, then run `gpunode setup` on it",
-            )
+        self._refuse_in_image(
+            f"module {change.module} cannot be loaded or unloaded", "the running kernel is not the image's"
+        )
         argv = ("modprobe", change.module) if change.after else ("modprobe", "-r", change.module)
         done = self.runner.run(argv, timeout_s=_MODULE_TIMEOUT_S)
         if not done.ok:
@@ -298,13 +293,12 @@ class LocalHost:
     def _apply_mig(self, change: MigChange) -> None:
         from gpunode.host import mig_layout
 
-        if self.root != "/":
-            raise Refused(
-                f"{change.gpu} cannot get a MIG layout in {self.root}",
-                why="a GPU is not part of an image",
-                hint="boot the image, then run `gpunode setup` on it",
-            )
+        self._refuse_in_image(f"{change.gpu} cannot get a MIG layout", "a GPU is not part of an image")
         mig_layout.apply_mig_change(self.runner, change)
+
+    def _refuse_in_image(self, what: str, why: str) -> None:
+        if self.root != "/":
+            raise Refused(f"{what} in {self.root}", why=why, hint="boot the image, then run `gpunode setup` on it")
 
     def _apply_command(self, change: CommandChange) -> None:
         from gpunode.host import mok
@@ -340,7 +334,7 @@ class LocalHost:
                 case "initramfs":
                     settled += self._rebuild_initramfs(same)
                 case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
-                    settled += self.services.run_or_skip_triggers(same)
+                    settled += map(self.services.run_trigger, same)
                 case _:
                     assert_never(kind)
         return tuple(settled)
@@ -425,10 +419,10 @@ def _command_error(finished: FinishedCommand, what: str) -> ChangeFailed:
         ended = f"ended by signal {finished.exit_status - SIGNAL_EXIT_STATUS_BASE}"
     if finished.timed_out:
         ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
-    said = finished.last_lines()
+    output = finished.last_lines()
     return ChangeFailed(
         what,
-        why=f"{ended}; its last lines:\n{said}" if said else f"{ended}, without output",
+        why=f"{ended}; its last lines:\n{output}" if output else f"{ended}, without output",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
 

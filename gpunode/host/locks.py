@@ -49,7 +49,7 @@ class LockHolder:
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
 
-def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> LockHolder | None:
+def find_holder(path: str, *, root: str = "/") -> LockHolder | None:
     """Return the holder of the POSIX lock on ``path`` inside ``root``; None if it is free, or no file is there."""
     try:
         with places.open_path(path, root) as place:
@@ -61,8 +61,8 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
     except OSError:
         return None
     if pid is None:
-        pid = _search_proc_locks(status, proc)
-    return None if pid is None else make_holder(f"{root.rstrip('/')}{path}", max(pid, 0), proc=proc)
+        pid = _search_proc_locks(status)
+    return None if pid is None else make_holder(f"{root.rstrip('/')}{path}", max(pid, 0))
 
 
 def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
@@ -90,10 +90,10 @@ def _query_lock_pid(place: places.OpenedPath) -> int | None:
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def _search_proc_locks(status: os.stat_result, proc: Path) -> int | None:
+def _search_proc_locks(status: os.stat_result) -> int | None:
     """Return the holder's PID from /proc/locks, for users who may not open the file (mode 0640)."""
     try:
-        table = (proc / "locks").read_text()
+        table = Path("/proc/locks").read_text()
     except OSError:
         return None
     return find_lock_pid(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
@@ -138,8 +138,8 @@ def wait_until_free(
         Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
     """
     get_holder = partial(find_first_holder, paths, root=root)
-    say: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
-    wait_while(get_holder, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    describe: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
+    wait_while(get_holder, describe, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(
@@ -190,11 +190,11 @@ def wait_until_script_ended(
 ) -> None:
     """Wait up to ``limit_s`` seconds until no process runs ``script``, which has no lock."""
 
-    def say() -> str:
+    def describe() -> str:
         found = find_script_process(script, proc=proc)
         return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
 
-    wait_until_reason_is_gone(limit_s, say, on_progress, sleep=sleep)
+    wait_until_reason_is_gone(limit_s, describe, on_progress, sleep=sleep)
 
 
 def wait_until_reason_is_gone(

@@ -76,7 +76,7 @@ def _read_password(path: str) -> str:
     if not is_private and not stat.S_ISFIFO(status.st_mode):
         os.close(descriptor)
         raise Refused(
-            f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
+            f"--mok-password-file {path} is neither a pipe nor a file that only root may read; nothing was changed",
             why="whoever reads the password can enrol another key at the console",
             hint=_FILE_MODE_HINT,
         )
@@ -152,7 +152,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             place.unlink(missing_ok=True)
     if not done.ok:
         raise ChangeFailed(
-            f"mokutil did not queue the enrolment of {change.argv[2]}; the password is of no use",
+            f"mokutil did not queue the enrolment of {change.argv[2]}; discard the password",
             why=done.last_lines() or f"it ended with {done.exit_status}",
             hint="`mokutil --sb-state` and `mokutil --list-new` show what the firmware says",
         )

@@ -213,8 +213,8 @@ class FinishedCommand:
 
     def last_lines(self, count: int = 20) -> str:
         """Return the last lines of its output, standard error first, secrets redacted."""
-        said = self.stderr.strip() or self.stdout.strip()
-        return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
+        output = self.stderr.strip() or self.stdout.strip()
+        return redact("\n".join(output.decode("utf-8", "replace").splitlines()[-count:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +311,13 @@ class Runner:
     def _refuse_unisolated(self, finished: FinishedCommand) -> None:
         from gpunode.host import namespaces
 
-        said = finished.error.strip()
-        if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and said.startswith(
+        error = finished.error.strip()
+        if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and error.startswith(
             namespaces.NOT_ISOLATED_ERROR_PREFIX
         ):
             raise ChangeFailed(
                 f"{finished.argv[0]} was not run in {self.root}: it cannot be isolated from this machine",
-                why=said.removeprefix(namespaces.NOT_ISOLATED_ERROR_PREFIX),
+                why=error.removeprefix(namespaces.NOT_ISOLATED_ERROR_PREFIX),
                 hint="run gpunode as root on the host itself, or in a container that may mount (CAP_SYS_ADMIN)",
             )
 

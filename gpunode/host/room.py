@@ -44,7 +44,7 @@ def refuse_unusable_boot(
         # An image's partitions may be mounted elsewhere.
         if root == "/" and not boot.is_mount() and _has_own_boot(Path("/etc/fstab")):
             raise Refused(
-                "/boot has a file system of its own, which is not mounted",
+                "/boot is a separate file system, which is not mounted",
                 why="/etc/fstab has it, and a new initramfs would be written below it, where no boot finds it; "
                 "nothing was changed",
                 hint="sudo mount /boot\nthen run the same command again",

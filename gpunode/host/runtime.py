@@ -14,7 +14,6 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused, Undetermined
-from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, find_runtime
@@ -60,7 +59,7 @@ class _Trial:
         return Refused(
             f"{program} rejects {self.changes[0].path}",
             why=f"{message}\nnothing was changed",
-            hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
+            hint="fix what the message names; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
         )
 
     def explain_missing(self, program: str) -> str:
@@ -118,10 +117,10 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
     if dumped.is_program_missing:
         return f"not checked: {trial.explain_missing('containerd')}"
     if not dumped.ok:
-        said = _quote_last_lines(dumped, path, main)
+        output = _quote_last_lines(dumped, path, main)
         for real, candidate in staged.items():
-            said = said.replace(candidate, real)
-        raise trial.rejected_error("containerd", said)
+            output = output.replace(candidate, real)
+        raise trial.rejected_error("containerd", output)
     observed = containerd.parse_config_dump(dumped.stdout)
     if observed.cri_disabled:
         return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
@@ -129,14 +128,8 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
     return "checked: `containerd config dump` reads it as intended"
 
 
-def _run_probe(runner: Runner, probe: Probe) -> Capture:
-    if probe.glob:
-        return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
-    return files.read_file(probe.path, probe.limit_bytes, root=runner.root)
-
-
 def _read_files(runner: Runner, row: Runtime, desired: DesiredConfig) -> Files:
-    return contents_of_states(probe_states(partial(_run_probe, runner), row, desired))
+    return contents_of_states(probe_states(partial(globs.read_probe, root=runner.root), row, desired))
 
 
 def _run_read_only(runner: Runner, *argv: str) -> FinishedCommand:
@@ -151,12 +144,12 @@ def _quote_last_lines(finished: FinishedCommand, candidate: str = "", path: str 
 
 
 def _validate_docker_candidate(trial: _Trial) -> str:
-    from gpunode.runtimes import docker
+    from gpunode.runtimes import docker, docker_nodes
 
     main, content = trial.expectation.path, trial.after.get(trial.expectation.path, b"")
     # Pass the daemon's own flags: dockerd rejects a directive that is given both as a flag and in the file.
-    flags = docker.list_dockerd_flags(trial.files_before, trial.desired)
-    words = ("dockerd", *flags, "--validate", "--config-file", "{}")
+    flags = docker_nodes.find_docker(trial.files_before, trial.desired).flags
+    words = ("dockerd", *flags.command_words, "--validate", "--config-file", "{}")
     validated, path = trial.run_on_candidate(content, *words)
     if validated.is_program_missing:
         return f"not checked: {trial.explain_missing('dockerd')}"
@@ -166,14 +159,15 @@ def _validate_docker_candidate(trial: _Trial) -> str:
         return "checked: it has the intended settings (this dockerd has no --validate)"
     if validated.ok:
         return "checked: `dockerd --validate` accepts it"
-    said = _quote_last_lines(validated, path, main)
+    output = _quote_last_lines(validated, path, main)
     former, former_path = trial.run_on_candidate(trial.files_before.get(main, b"{}"), *words)
+    former_output = _quote_last_lines(former, former_path, main)
     # dockerd lists unknown directives in any order.
-    was, now = (sorted(text.replace(",", " ").split()) for text in (_quote_last_lines(former, former_path, main), said))
+    was, now = (sorted(text.replace(",", " ").split()) for text in (former_output, output))
     if not former.ok and was == now:
         # The error is not due to this change; for example, dockerd does not find its proxy binary.
-        return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
-    raise trial.rejected_error("dockerd", said)
+        return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {output})"
+    raise trial.rejected_error("dockerd", output)
 
 
 def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) -> list[str]:
@@ -193,16 +187,16 @@ def _validate_crio_candidates(trial: _Trial) -> str:
     # Check before anything is staged: an image without CRI-O may have no temporary folder either.
     if trial.run("crio", "--version").is_program_missing:
         return f"checked: it has the intended settings ({trial.explain_missing('crio')})"
-    read, said = _run_crio_config(trial.runner, trial.after, trial.desired)
+    read, last_line = _run_crio_config(trial.runner, trial.after, trial.desired)
     if read.ok:
         # A value that is CRI-O's own default is printed as a comment (cri-o v1.24.0 and later, pkg/config/template.go).
         shown = re.sub(r'(?m)^# (?=default_runtime = ")', "", read.stdout.decode("utf-8", "surrogateescape"))
         settings = {CRIO_CONFIG: shown.encode("utf-8", "surrogateescape")}
         trial.refuse_differences(find_runtime("crio").inspect(settings, DesiredConfig()))
         return "checked: `crio config` reads it as intended"
-    if _run_crio_config(trial.runner, trial.files_before, trial.desired)[1] != said:
-        raise trial.rejected_error("crio", said)
-    return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
+    if _run_crio_config(trial.runner, trial.files_before, trial.desired)[1] != last_line:
+        raise trial.rejected_error("crio", last_line)
+    return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {last_line})"
 
 
 def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> tuple[FinishedCommand, str]:
@@ -228,14 +222,14 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
         read = _run_read_only(
             runner, "crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config"
         )
-        said = _quote_last_lines(read)
+        last_line = _quote_last_lines(read)
         for path, name in staged.items():
             # The main file's name is also a prefix of its folder's name.
-            said = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", said))
-    return read, said
+            last_line = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", last_line))
+    return read, last_line
 
 
-def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> None:
+def check_written_files(runner: Runner, expectation: RuntimeExpectation) -> None:
     """Check with the runtime's parser, if any, that its written files mean what was intended.
 
     containerd's candidates were read with the imports that gpunode assumed; now containerd follows its own.
@@ -277,7 +271,7 @@ def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, p
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            observed = read_effective_settings(runner, expectation.runtime)
+            observed = read_effective_config(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
         wrong = list_differences(expectation, observed) if observed else []
@@ -286,7 +280,7 @@ def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, p
         time.sleep(0.2)
 
 
-def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
+def read_effective_config(runner: Runner, name: str) -> ObservedConfig | None:
     """Return the runtime's configuration: docker's and CRI-O's by the daemon, containerd's by its parser.
 
     podman registers no NVIDIA runtime; this is the runtime with which it starts containers.
@@ -346,27 +340,27 @@ def _effective_docker(runner: Runner) -> ObservedConfig | None:
 
 
 def _effective_crio(runner: Runner) -> ObservedConfig | None:
-    told = _run_read_only(runner, "crio", "status", "config")
-    if told.is_program_missing or b"o help topic" in told.stdout + told.stderr:
+    finished = _run_read_only(runner, "crio", "status", "config")
+    if finished.is_program_missing or b"o help topic" in finished.stdout + finished.stderr:
         # Before 1.29 it was a separate program.
-        told = _run_read_only(runner, "crio-status", "config")
-    if told.is_program_missing:
+        finished = _run_read_only(runner, "crio-status", "config")
+    if finished.is_program_missing:
         return None
-    if not told.ok:
-        raise _no_answer_error("crio", told)
-    return find_runtime("crio").inspect({CRIO_CONFIG: told.stdout}, DesiredConfig())
+    if not finished.ok:
+        raise _no_answer_error("crio", finished)
+    return find_runtime("crio").inspect({CRIO_CONFIG: finished.stdout}, DesiredConfig())
 
 
 def _effective_podman(runner: Runner) -> ObservedConfig | None:
     question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
-    told = _run_read_only(runner, "podman", "info", "--format", question)
-    if told.is_program_missing:
+    finished = _run_read_only(runner, "podman", "info", "--format", question)
+    if finished.is_program_missing:
         return None
     try:
-        answer = json.loads(told.stdout) if told.ok else {}
+        answer = json.loads(finished.stdout) if finished.ok else {}
         name, path = str(answer["name"]), str(answer["path"])
     except (ValueError, KeyError, TypeError):
-        raise _no_answer_error("podman", told) from None
+        raise _no_answer_error("podman", finished) from None
     return ObservedConfig({name: path}, name, cdi=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,15 +73,12 @@ class Services:
             # Otherwise systemd would call the system degraded long after the unit's file is gone.
             self._systemctl("reset-failed", change.unit)
 
-    def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
-        """Run each trigger; without a running systemd, skip it.
+    def run_trigger(self, trigger: Trigger) -> TriggerResult:
+        """Run ``trigger``; without a running systemd, skip it.
 
         Raises:
             ChangeFailed: if a unit rejected it, or is not up afterwards; its last log lines are in ``why``.
         """
-        yield from (self._run_trigger(trigger) for trigger in triggers)
-
-    def _run_trigger(self, trigger: Trigger) -> TriggerResult:
         if trigger.kind == "cdi":
             try:
                 return self._refresh_cdi(trigger)
@@ -168,7 +165,7 @@ class Services:
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
                 why=f"{unit} keeps running with the former one, and would not start with the new one; its log:\n{line}",
-                hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
+                hint=f"fix what the message names, then run the same command again\njournalctl -u {unit} -n 50",
             )
         return TriggerResult(trigger, time.monotonic() - started)
 
@@ -180,9 +177,9 @@ class Services:
         deadline = time.monotonic() + _RELOAD_REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
-            told = docker_nodes.parse_reload_log(log.text if log.ok else "")
-            if told.ended or time.monotonic() >= deadline:
-                return told.rejection
+            outcome = docker_nodes.parse_reload_log(log.text if log.ok else "")
+            if outcome.ended or time.monotonic() >= deadline:
+                return outcome.rejection
             time.sleep(0.2)
 
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
@@ -283,17 +280,17 @@ class Services:
     def last_log_lines(self, unit: str, since: float) -> str:
         """Return what the unit logged since then, or its systemctl status without a journal."""
         # With --since, -n takes the first lines, not the last; with -r, too, it takes the last (systemd 252).
-        told = self._log_since(unit, since, "-r", "-n", "20")
-        if told.ok and told.stdout.strip():
-            return "\n".join(reversed(told.last_lines().splitlines()))
+        finished = self._log_since(unit, since, "-r", "-n", "20")
+        if finished.ok and finished.stdout.strip():
+            return "\n".join(reversed(finished.last_lines().splitlines()))
         return self._systemctl("status", "--no-pager", "--full", "--lines=20", unit).last_lines()
 
     def _log_since(self, unit: str, since: float, *options: str) -> FinishedCommand:
         """Return the unit's log since then, in the order given by ``options``."""
         # What a daemon wrote just before it exited may not have reached the journal yet.
         self._runner.run(("journalctl", "--sync"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
-        asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
-        return self._runner.run(asked, timeout_s=_SYSTEMCTL_TIMEOUT_S)
+        argv = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
+        return self._runner.run(argv, timeout_s=_SYSTEMCTL_TIMEOUT_S)
 
     def _systemctl(self, *words: str, timeout_s: float = _SYSTEMCTL_TIMEOUT_S) -> FinishedCommand:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)

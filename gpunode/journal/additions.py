@@ -33,7 +33,7 @@ class RecordedAdditions:
             derived from: somebody else's, or None if it is only gpunode's.
         sha256_before: by path of each file that any run changed, the sha256 of its content before the first of these
             changes; None for no file.
-        generated: the files that another program wrote because gpunode told it to.
+        generated: the files that another program wrote at gpunode's request.
         packages: the packages that were not installed before a run installed them.
         units: the units that a run enabled, and that were not enabled before the first recorded change.
         modules: the kernel modules that a run loaded.

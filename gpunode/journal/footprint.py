@@ -36,7 +36,7 @@ StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigCh
 
 @dataclass(frozen=True, slots=True)
 class NetChange(Generic[StatefulT]):
-    """Changes of one thing combined into one: from the state before the first to the state after the last.
+    """A span: changes of one thing combined into one, from the state before the first to the state after the last.
 
     Attributes:
         stage: the stage of the first change, like ``step``.
@@ -98,8 +98,8 @@ class Footprint:
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
         """Return the same with the bytes of files; ``load`` returns them by the object's name, or None."""
-        files = {path: _load_spans(trail, load) for path, trail in self.files.items()}
-        conffiles = tuple(loaded for span in self.conffiles for loaded in _load_spans((span,), load))
+        files = {path: _load_trail(trail, load) for path, trail in self.files.items()}
+        conffiles = tuple(loaded for span in self.conffiles for loaded in _load_trail((span,), load))
         return replace(self, files=files, conffiles=conffiles)
 
 
@@ -111,13 +111,13 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     left because others needed it is still gpunode's. An undo that was only intended may not have happened either, so
     what it would have removed is still gpunode's: readers of the footprint compare it with the node.
     """
-    undos, withdrawals = {undo.run for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
+    undos, withdrawals = {undo.id for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
     changes = [
         _MadeChange(
             record.intent,
-            is_undo=run.run in undos and run.run not in withdrawals and record.outcome == "done",
-            is_removal=run.run in undos and run.verb == "remove",
-            is_handler_removal=run.run in withdrawals,
+            is_undo=run.id in undos and run.id not in withdrawals and record.outcome == "done",
+            is_removal=run.id in undos and run.verb == "remove",
+            is_handler_removal=run.id in withdrawals,
             is_known=record.outcome == "done",
         )
         for run in runs
@@ -201,7 +201,7 @@ def _find_handler_removals(runs: Iterable[RunRecord]) -> frozenset[str]:
     removal_runs: set[str] = set()
     for run in runs:
         if run.verb == "unconfigure" or run.begin.undoes in removal_runs:
-            removal_runs.add(run.run)
+            removal_runs.add(run.id)
     return frozenset(removal_runs)
 
 
@@ -315,7 +315,7 @@ def _append_net_change(spans: FileTrail, later: NetChange[FileChange]) -> FileTr
     return (*spans[:-1], joined) if joined else spans[:-1]
 
 
-def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
+def _load_trail(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
     loaded = ((span, span.change.with_contents(load)) for span in spans)
     found = tuple(replace(span, change=change) for span, change in loaded if change is not None)
     return found if len(found) == len(spans) else ()

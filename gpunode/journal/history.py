@@ -216,14 +216,14 @@ class RunRecord:
         return begin
 
     @property
-    def run(self) -> str:
+    def id(self) -> str:
         """The run's id."""
         return self.begin.run
 
     @property
     def label(self) -> str:
         """The run's id as a person types it: ``3``, or ``k3`` for a run that changed a cluster."""
-        return run_label(self.run, self.verb)
+        return run_label(self.id, self.verb)
 
     @property
     def verb(self) -> Verb:
@@ -299,7 +299,7 @@ def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     undone: set[str] = set()
     standing: list[RunRecord] = []
     for run in reversed(runs):
-        if run.run in undone or run.commit is None or run.commit.result not in COMPLETED_RESULTS:
+        if run.id in undone or run.commit is None or run.commit.result not in COMPLETED_RESULTS:
             continue
         undone.add(run.begin.undoes)
         standing += [run] if run.begin.undoes or run.verb == "remove" else []
@@ -314,8 +314,8 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     for undo in reversed(find_effective_undos(runs)):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
         taken = [run for run in earlier if run.verb in APPLYING_VERBS and run.subjects] if is_removal else earlier
-        left = [one for one in taken if one.run not in whole and (is_removal or one.run == undo.begin.undoes)]
-        undone.update((one.run, undo.run) for one in left)
+        left = [one for one in taken if one.id not in whole and (is_removal or one.id == undo.begin.undoes)]
+        undone.update((one.id, undo.id) for one in left)
         is_whole = undo.begin.with_packages or is_removal
-        whole.update(one.run for one in left if is_whole or not one.other_subjects)
-    return tuple(replace(run, undone_by=undone.get(run.run, ""), is_fully_undone=run.run in whole) for run in runs)
+        whole.update(one.id for one in left if is_whole or not one.other_subjects)
+    return tuple(replace(run, undone_by=undone.get(run.id, ""), is_fully_undone=run.id in whole) for run in runs)

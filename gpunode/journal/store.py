@@ -161,7 +161,7 @@ class Store:
         runs = self.read_runs()
         if runs and runs[-1].commit is None and self.lock_holder():
             runs = (*runs[:-1], replace(runs[-1], is_running=True))
-        matching_runs = tuple(one for one in runs if not run or run in {one.run, one.label})
+        matching_runs = tuple(one for one in runs if not run or run in {one.id, one.label})
         if run and not matching_runs:
             known = ", ".join(one.label for one in runs)
             raise UsageError(
@@ -306,7 +306,7 @@ class Store:
         changed_since: set[str] = set()
         for run in reversed(self.read_runs()):
             intents = (one.intent for one in run.change_records if one.outcome == "unknown")
-            found[run.run] = tuple(intent for intent in intents if intent.change.subject not in changed_since)
+            found[run.id] = tuple(intent for intent in intents if intent.change.subject not in changed_since)
             changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
@@ -451,10 +451,10 @@ def invoking_user() -> str:
         return str(os.getuid())
 
 
-def loginuid(proc: Path = Path("/proc")) -> int | None:
+def loginuid() -> int | None:
     """Return the login uid, which su and sudo keep; None if nobody logged in. Source: proc(5), /proc/pid/loginuid."""
     try:
-        number = int((proc / "self/loginuid").read_text())
+        number = int(Path("/proc/self/loginuid").read_text())
     except (OSError, ValueError):
         return None
     return None if number == _NO_LOGIN_UID else number

@@ -18,7 +18,7 @@ from gpunode.values import dataclass
 from gpunode.wording import count_noun
 
 # Returns the check of a node's container runtime if the node is this machine.
-LocalCheck: TypeAlias = Callable[[str], Check | None]
+LocalCheck: TypeAlias = Callable[[], Check | None]
 
 DRA_DRIVER_NAME: Final = "gpu.nvidia.com"
 # The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
@@ -102,7 +102,7 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
         known = ", ".join(sorted(filter(None, handlers)))
         hint = f"on {node}: {setup_command(live)}"
         return Check(id, title, "failed", f"its container runtime has only: {known}", hint)
-    if local := local_check(node):
+    if local := local_check():
         return replace(local, id=id, title=title)
     runtime = _container_runtime(live) or "its container runtime"
     return Check(

@@ -128,14 +128,14 @@ def explain_deletion(live: Body) -> tuple[str, str] | None:
         return None
     # A namespace's conditions say what is left in it. Source: kubernetes pkg/controller/namespace/deletion.
     conditions = live.get("status", {}).get("conditions", ()) if live["kind"] == "Namespace" else ()
-    found = [one["message"] for one in conditions if one["status"] == "True"]
-    found += [_FINALIZERS.get(one, f"the finalizer {one} is on it") for one in metadata.get("finalizers", ())]
+    messages = [one["message"] for one in conditions if one["status"] == "True"]
+    messages += [_FINALIZERS.get(one, f"the finalizer {one} is on it") for one in metadata.get("finalizers", ())]
     where = ("--namespace", metadata["namespace"]) if "namespace" in metadata else ()
     look = command("kubectl", "get", live["kind"].lower(), *where, metadata["name"], "-o", "yaml")
-    return "; ".join(found) or "it is still ending", f"see what keeps it: {look}"
+    return "; ".join(messages) or "it is still ending", f"see what keeps it: {look}"
 
 
-_FINALIZERS: Final = {"foregroundDeletion": "what it owns, such as pods, is to end first"}
+_FINALIZERS: Final = {"foregroundDeletion": "the objects that it owns, such as pods, must be deleted first"}
 
 
 def is_applied_client_side(live: Body) -> bool:

@@ -179,9 +179,9 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
 
 def is_as_wanted(desired: Body, live: Sequence[Body]) -> bool:
     """Return whether the object is among the ``live`` ones, and applying it would change nothing."""
-    there = next((one for one in live if object_key(one) == object_key(desired)), None)
-    before = there and owned_fields(there, FIELD_MANAGER)
-    return before == desired or (there is not None and before is None and _contains(there, desired))
+    present = next((one for one in live if object_key(one) == object_key(desired)), None)
+    before = present and owned_fields(present, FIELD_MANAGER)
+    return before == desired or (present is not None and before is None and _contains(present, desired))
 
 
 def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | None, cluster: str) -> PlanItem:
@@ -273,12 +273,12 @@ def note_untolerated_taints(rendered: RenderedCluster, nodes: Sequence[Body]) ->
 
 def fields_owned_by_gpunode(live: Body) -> Body | None:
     """Return the fields that gpunode applied, with its taint if the Node still has it; None if there are none."""
-    found = owned_fields(live, field_manager_of(live["kind"]))
-    if found is None or live["kind"] != "Node":
-        return found
+    fields = owned_fields(live, field_manager_of(live["kind"]))
+    if fields is None or live["kind"] != "Node":
+        return fields
     # An annotation that somebody else set does not show who set the taint.
-    own = _parse_taint(_own_taint_annotation(found))
-    return {**found, "spec": {"taints": [own]}} if own and own in _taints_of(live) else found
+    own = _parse_taint(_own_taint_annotation(fields))
+    return {**fields, "spec": {"taints": [own]}} if own and own in _taints_of(live) else fields
 
 
 def is_kept_on_removal(live: Body) -> bool:
@@ -305,8 +305,8 @@ def object_ref(change: ObjectChange) -> Body:
 
 def current_fields(live: Body | None) -> str | None:
     """Return the fields that gpunode owns in the live object, as ``ObjectChange`` stores them."""
-    found = None if live is None else fields_owned_by_gpunode(live)
-    return json.dumps(found, sort_keys=True) if found else None
+    fields = None if live is None else fields_owned_by_gpunode(live)
+    return json.dumps(fields, sort_keys=True) if fields else None
 
 
 def fields_before(change: ObjectChange, live: Body | None) -> str | None:
@@ -373,8 +373,8 @@ def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]
     If there are several, prefer the one that gpunode would make.
     """
     place = (desired.namespace, desired.name)
-    found = [one for one in releases if one.chart == desired.chart and one.status != "uninstalled"]
-    return min(found, key=lambda one: (one.namespace, one.name) != place, default=None)
+    same_chart = [one for one in releases if one.chart == desired.chart and one.status != "uninstalled"]
+    return min(same_chart, key=lambda one: (one.namespace, one.name) != place, default=None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:

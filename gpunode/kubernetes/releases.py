@@ -32,8 +32,8 @@ _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 def _make_release(
     name: str, version: str, stack: GpuStack, values: Mapping[str, Any], why: str, wave: int
 ) -> ChartRelease:
-    found = chart(name)
-    return ChartRelease(name, name, version or found.version, found.repository, stack.namespace, values, why, wave)
+    entry = chart(name)
+    return ChartRelease(name, name, version or entry.version, entry.repository, stack.namespace, values, why, wave)
 
 
 def _plugin_config_files(stack: GpuStack, strategies: Sequence[str] = ()) -> dict[str, Any]:

@@ -267,8 +267,8 @@ def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tup
     # The plugin rejects an empty list, and ignores resources that a node does not have.
     profiles = set() if nodes else set(mig.every_profile())
     for node in nodes:
-        found = count_instances(node, config.layout)
-        profiles |= set(found or (name for gpu in node.gpus for name in mig.max_instances_by_profile(gpu.device_id)))
+        counts = count_instances(node, config.layout)
+        profiles |= set(counts or (name for gpu in node.gpus for name in mig.max_instances_by_profile(gpu.device_id)))
     return tuple(sorted(map(mig_resource, profiles)))
 
 

@@ -48,11 +48,6 @@ class Simulation:
     manager: str = "the package manager"
 
 
-def leaves_config_files(change: PackageChange) -> bool:
-    """Return whether the package is removed and its configuration files stay."""
-    return isinstance(change.after, PackageState) and change.after.config_files_only
-
-
 def is_downgrade(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
     """Return whether an installed package is downgraded, in the order of ``is_older``."""
     if change.before is None or not change.exists_before:

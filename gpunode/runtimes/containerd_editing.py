@@ -218,12 +218,12 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
-    whole = merge_tables(beside.inherited, plugin)
-    nameless = {} if mimics_nvidia_ctk(desired) else find_overriding_default(whole, desired)
+    merged = merge_tables(beside.inherited, plugin)
+    nameless = {} if mimics_nvidia_ctk(desired) else find_overriding_default(merged, desired)
     model = _find_template(known, nameless, former.get("default_runtime_name", ""), desired)
-    former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
+    former_default = merged.get("containerd", {}).get("default_runtime_name") or "runc"
     is_default_under_systemd = is_under_systemd(
-        NAMELESS_DEFAULT_NAME if nameless else former_default, find_systemd_cgroup_settings(whole, desired)
+        NAMELESS_DEFAULT_NAME if nameless else former_default, find_systemd_cgroup_settings(merged, desired)
     )
     runtimes[desired.handler] = known[desired.handler] = _make_handler_entry(
         known.get(desired.handler), model, beside, desired

@@ -39,11 +39,6 @@ KeyChange: TypeAlias = tuple[Path, Any]
 _REMOVE_BYTE_ORDER_MARK_SED_SCRIPT = r"1s/^\xEF\xBB\xBF//"
 
 
-def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """Return the flags that dockerd is started with, except the one that names its file."""
-    return find_docker(files, desired).flags.command_words
-
-
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return dockerd's only file."""
     path = find_docker(files, desired).config

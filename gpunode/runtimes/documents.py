@@ -260,10 +260,10 @@ class ConfigLayer:
                 raise self.wrong_type_error(keys[:depth], node, "a table")
         return node  # type: ignore[no-any-return]  # tables are dicts all the way down
 
-    def wrong_type_error(self, keys: Path, value: object, meant: str) -> Refused:
-        """Return the error that the value at ``keys`` is not what is ``meant``, with its line."""
+    def wrong_type_error(self, keys: Path, value: object, expected: str) -> Refused:
+        """Return the error that the value at ``keys`` is not the ``expected`` kind of value, with its line."""
         return Refused(
-            f"{self._place(keys)}: {'.'.join(keys)} is not {meant}",
+            f"{self._place(keys)}: {'.'.join(keys)} is not {expected}",
             why=f"it is {value!r}"[:200],
             hint=f"correct {self.path}; {self.consequence}",
         )

@@ -28,7 +28,6 @@ class ContainerdInstallation:
     """A containerd as a product installs it.
 
     Attributes:
-        installed_runtime_id: the id of the runtime that it installs.
         sockets: where its containerd listens.
         units: the units that start its containerd; the kubelet's own is preferred, else the first.
     """
@@ -36,7 +35,6 @@ class ContainerdInstallation:
     id: str
     sockets: tuple[str, ...]
     units: tuple[str, ...]
-    installed_runtime_id: str = "containerd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +82,14 @@ def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
     Raises:
         Refused: it is unknown what the kubelet's containerd reads.
     """
-    if is_brought_by_products(row):
+    if is_shipped_by_products(row):
         return _choose_for_kubelet(_locate_row(row, facts), facts)
     return ChosenRuntime(_locate_row(row, facts))
 
 
-def is_brought_by_products(row: Runtime) -> bool:
+def is_shipped_by_products(row: Runtime) -> bool:
     """Return whether products ship this runtime, each with its own rules."""
-    return any(product.installed_runtime_id == row.id for product in INSTALLATIONS)
+    return row.id == "containerd"
 
 
 def _locate_row(row: Runtime, facts: Facts) -> Runtime:

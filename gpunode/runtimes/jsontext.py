@@ -169,18 +169,18 @@ class _JsonReader:
         text: str = json.loads(match[0])
         return text
 
-    def refuse(self, meant: str) -> NoReturn:
-        """Raise MalformedJson because something other than ``meant`` comes next."""
+    def refuse(self, expected: str) -> NoReturn:
+        """Raise MalformedJson because something other than what is ``expected`` comes next."""
         at = self.skip_blanks()
         if at == len(self.text):
-            self.fail(f"the file ends where {meant} is expected")
+            self.fail(f"the file ends where {expected} is expected")
         word = _UNQUOTED_WORD.match(self.text, at)
         found = word[0] if word else self.text[at]
         if found.startswith(("//", "/*", "#")):
-            self.fail(f"a comment where {meant} is expected")
-        if meant == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
+            self.fail(f"a comment where {expected} is expected")
+        if expected == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
             self.fail(f"{found} is not JSON")
-        self.fail(f"{found!r} where {meant} is expected")
+        self.fail(f"{found!r} where {expected} is expected")
 
     def fail(self, reason: str) -> NoReturn:
         raise MalformedJson(reason, *line_and_column(self.text, self.at))

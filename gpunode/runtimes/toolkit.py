@@ -122,13 +122,13 @@ class Setting:
 _KEYS_WITHOUT_EFFECT = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
 
 
-def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, ...]:
+def non_default_settings(data: bytes) -> tuple[str, ...]:
     """Return settings that differ from the toolkit's defaults as ``key = value``, without those that do not matter.
 
     Raises:
         Refused: the file is not TOML.
     """
-    document = _read_config(data, path).document
+    document = _read_config(data, TOOLKIT_CONFIG).document
     values = ((key, value_at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
         f"{key.name} = {json.dumps(value, default=str)}"

@@ -173,8 +173,8 @@ def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     except (Refused, Undetermined):
         return CDI_FOLDERS  # the runtime's own step reports what is wrong
     # /var/run is a link to /run on every host with systemd.
-    whole = (re.sub("^/run/", "/var/run/", posixpath.normpath(folder)) for folder in folders)
-    return tuple(dict.fromkeys(whole)) or CDI_FOLDERS
+    paths = (re.sub("^/run/", "/var/run/", posixpath.normpath(folder)) for folder in folders)
+    return tuple(dict.fromkeys(paths)) or CDI_FOLDERS
 
 
 def podman_version(facts: Facts) -> podman.Version | None:

@@ -82,8 +82,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
     if absent and version < _OLDEST_PACKAGED_RELEASE:
         return _refuse_unpackaged_release(version, facts)
-    along = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
-    strays = [package for package in find_packages_off_lock(recipe, packages, along) if package not in names]
+    parts = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
+    strays = [package for package in find_packages_off_lock(recipe, packages, parts) if package not in names]
     wanted = tuple(dict.fromkeys((*absent, *find_packages_off_lock(recipe, packages, names), *strays)))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, f"CUDA {format_release(version)}")
@@ -121,13 +121,15 @@ def _is_component(package: PackageId, version: Version) -> bool:
 
 def find_installed_toolkit(facts: Facts) -> CudaToolkit:
     """Return the newest toolkit on the node, or the parts of it, as a recipe names them."""
-    there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
-    whole = [one.name for one in there if one.name.startswith("cuda-toolkit-")]
-    if releases := sorted(version for name in whole if (version := cuda.release_of_toolkit_package(name))):
+    installed = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    names = [one.name for one in installed if one.name.startswith("cuda-toolkit-")]
+    if releases := sorted(version for name in names if (version := cuda.release_of_toolkit_package(name))):
         return CudaToolkit(format_release(releases[-1]))
-    for version in sorted({of for one in there if (of := cuda.release_of_toolkit_package(one.name))}, reverse=True):
+    for version in sorted({of for one in installed if (of := cuda.release_of_toolkit_package(one.name))}, reverse=True):
         complete = (
-            part for part in CUDA_TOOLKIT_COMPONENTS if {*map(PackageId, toolkit_packages(version, [part]))} <= {*there}
+            part
+            for part in CUDA_TOOLKIT_COMPONENTS
+            if {*map(PackageId, toolkit_packages(version, [part]))} <= {*installed}
         )
         if parts := tuple(complete):
             return CudaToolkit(format_release(version), parts)
@@ -218,15 +220,15 @@ def _find_first_release(facts: Facts) -> Version:
 
 
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
-    asked = recipe.cuda.version
-    if asked != "auto":
-        return _check_release(cuda.parse_version(asked), facts, driver)
+    requested = recipe.cuda.version
+    if requested != "auto":
+        return _check_release(cuda.parse_version(requested), facts, driver)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
     # An installed part of a release counts if the recipe requests no more than that.
-    there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
-    kept = {*installed_releases(facts), *_complete_releases(there, recipe)}
+    installed = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    kept = {*installed_releases(facts), *_complete_releases(installed, recipe)}
     working = [v for v in kept if v >= first and _check_release(v, facts, driver) == v]
     if working and not recipe.upgrade:
         # An installed release that works is kept, so that a re-run does not drift.

@@ -63,7 +63,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     reason = "keeps the GPU initialised while nothing uses it"
-    if isinstance(found := family_of(facts), Family) and found.brings_signed_modules(recipe.driver.source):
+    if isinstance(found := family_of(facts), Family) and found.has_signed_modules(recipe.driver.source):
         reason = f"enabled; {found.name}'s unit starts it with --no-persistence-mode"
     return Planned((ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), reason)
 
@@ -211,9 +211,7 @@ GpuLoss: TypeAlias = Literal["driver", "layout", "mps"]
 # Only DCGM holds MIG instances open (NVIDIA/DCGM issue 276; NVIDIA's MIG guide stops it before MIG is switched on). The
 # fabric manager must run for the GPU's reset.
 _SERVICES_HOLDING_MIG_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
-_SERVICES_STOP_FIRST_REASON: Final = (
-    "stopped first and started again at the end; setup refuses while programs use a GPU"
-)
+SERVICES_STOP_FIRST_REASON: Final = "stopped first and started again at the end; setup refuses while programs use a GPU"
 
 
 def find_worst_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> GpuLoss | None:
@@ -253,16 +251,11 @@ def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[Servi
     )
 
 
-def plan_gpu_service_pauses(changes: Collection[Change], facts: Facts) -> Planned:
-    """Return the plan of the pauses that the other changes of a stage need."""
-    return Planned(plan_service_stops(changes, facts), _SERVICES_STOP_FIRST_REASON)
-
-
 # Not in the table of steps: its changes follow from those of the other steps of a stage.
 GPU_SERVICES_STEP: Final = Step(
     "gpu-services",
     "GPU services",
     "packages",
-    lambda _, __: Planned((), _SERVICES_STOP_FIRST_REASON, is_requested=False),
+    lambda _, __: Planned((), SERVICES_STOP_FIRST_REASON, is_requested=False),
     serves=(),
 )

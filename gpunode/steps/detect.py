@@ -113,11 +113,11 @@ def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
     """Return the refusal of a lock whose versions are of another distribution, release or architecture."""
     distro = need(facts.distro, "which distribution this is")
     here = (distro.id, distro.version_id, need(facts.architecture, "the architecture of this system"))
-    there = (lock.distribution, lock.release, lock.architecture)
-    if here == there:
+    locked = (lock.distribution, lock.release, lock.architecture)
+    if here == locked:
         return None
     return Refusal(
-        what=f"{lock.file} is for {' '.join(there)}, but this is {' '.join(here)}",
+        what=f"{lock.file} is for {' '.join(locked)}, but this is {' '.join(here)}",
         why="every distribution, release and architecture has its own packages, so none of its versions fit here",
         hint="write a lock for this kind of node: set one up without --lock, then gpunode plan --lock OTHER-FILE there",
     )
@@ -219,7 +219,7 @@ def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
         return
     for device in known(facts.devices, ()):
         if device.class_code not in GPU_CLASS_CODES and not is_nvswitch(device.device):
-            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
+            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is not a GPU, so it is ignored"
 
 
 DETECT_STEP = Step("detect", "GPU and machine", "sources", plan, serves=())

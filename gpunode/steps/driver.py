@@ -25,8 +25,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
-from gpunode.steps.fabric import FABRIC_STEP
-from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
+from gpunode.steps.fabric import FABRIC_STEP, wanted_fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
@@ -114,7 +113,7 @@ RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_r
 _RUN_INSTALLER_REFUSAL = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
-    hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
+    hint="add --remove-runfile-driver to let setup run its uninstaller first; or run it yourself:\n"
     "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
 )
 
@@ -141,7 +140,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     # Packages that a lock names, or that are of the installed driver in another version, are not purged but replaced.
     kept = {*driver.packages(recipe), *locked_driver_packages(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
-    of_fabric = fabric_packages(recipe, facts)
+    of_fabric = wanted_fabric_packages(recipe, facts)
     kept.update(of_fabric)
     # The other flavour's modules show which version the driver keeps, so the step that installs it removes them.
     kept.add(driver.rival)
@@ -167,10 +166,10 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not old and not moves and not departure:
         return Planned((), "no package of another driver is installed", notes)
     moving = {change.id: change.before for change in moves if change.before}
-    along = departure.packages if departure else {}
-    if held_packages := [package for package, state in {**old, **along, **moving}.items() if state.held]:
+    dependents = departure.packages if departure else {}
+    if held_packages := [package for package, state in {**old, **dependents, **moving}.items() if state.held]:
         return refuse_held_packages(facts, held_packages, f"driver {chosen.branch}", "another version, or none of it")
-    purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
+    purges = [PackageChange(package, state, None) for package, state in {**old, **dependents}.items()]
     if any(_lacks_module_source(purge, facts) for purge in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
 
@@ -186,8 +185,8 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
 def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
     """Return whether a package builds a driver's modules, and no folder exists that may be their source."""
     ending = f"-{upstream(purge.states[0])}"
-    there = known(facts.leftovers, frozenset({ending}))
-    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in there)
+    leftovers = known(facts.leftovers, frozenset({ending}))
+    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in leftovers)
 
 
 def _find_dependent_removal(
@@ -213,10 +212,11 @@ def _explain_conflicts(
     known_versions = {upstream(state.version) for state in old.values()} - {""}
     versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
-    said = [f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
+    conflict = f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"
+    reasons = [conflict] if old else []
     if moves:
-        said.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
-    return "; ".join((*said, *([departure.reason] if departure else ())))
+        reasons.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
+    return "; ".join((*reasons, *([departure.reason] if departure else ())))
 
 
 def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
@@ -302,15 +302,15 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         if recipe.upgrade
         else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
     )
-    of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
+    of_fabric = () if FABRIC_STEP.id in recipe.skip else wanted_fabric_packages(recipe, facts)
     strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
-    along = tools_of_mismatched(strays, packages)
+    tools = tools_of_mismatched(strays, packages)
     # Other builds of the same version are named with their revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
     rebuilt = [package for package in foreign if package in names or package.name in STANDALONE_TOOL_PACKAGES]
     # With a lock, also packages that came along with them, each in its own version.
     locked = find_packages_off_lock(recipe, packages, locked_driver_packages(recipe))
-    wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
+    wanted = tuple(dict.fromkeys((*missing, *strays, *tools, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, f"driver {version_prefix(chosen)}*")
@@ -346,7 +346,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
-    """Return why packages of another version are brought back."""
+    """Return why packages of another version are changed to the driver's version."""
     first = f"{mismatched[0]} is {upstream(packages[mismatched[0]].version)}"
     others = f", and {len(mismatched) - 1} more are not" if mismatched[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"

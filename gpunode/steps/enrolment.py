@@ -176,9 +176,9 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
             "remove it"
         )
     if key.queued:
-        yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
+        yield "the next boot still asks whether to enrol this key; `sudo mokutil --revoke-import` cancels the request"
     if request is not None and key.timeout_s == _ENDLESS and (seconds := _read_saved_timeout(request)) != _ENDLESS:
-        yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
+        yield f"MokManager still waits indefinitely; `sudo mokutil --timeout {seconds}` restores its former timeout"
 
 
 def _read_saved_timeout(request: FileState) -> int:

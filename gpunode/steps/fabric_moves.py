@@ -1,4 +1,4 @@
-"""Installed parts of a fabric: they move with the driver, and make room for new ones."""
+"""The installed packages of a fabric: moved to the driver's version, or removed in favour of new ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDrive
         return ()
     packages, version = known(facts.packages, {}), kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver")
-    there = {package_stem(one.name): state for one, state in packages.items() if is_at_version(state, "")}
+    installed = {package_stem(one.name): state for one, state in packages.items() if is_at_version(state, "")}
     return tuple(
         PackageChange(locked_package, packages.get(locked_package), desired_state(recipe, locked_package, after))
         for locked_package in _version_locked_packages(recipe, facts)
-        if (state := there.get(package_stem(locked_package.name))) and not is_at_version(state, after.prefix)
+        if (state := installed.get(package_stem(locked_package.name))) and not is_at_version(state, after.prefix)
     )
 
 
@@ -38,10 +38,10 @@ def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
     """
     moves = (change.id for change in plan_moves_of_skipped_step(recipe, facts, driver))
-    coming = {*(moves if FABRIC_STEP.id in recipe.skip else _version_locked_packages(recipe, facts))}
-    stems = {package_stem(package.name) for package in coming}
-    there = sorted(one for one, state in known(facts.packages, {}).items() if is_at_version(state, ""))
-    return tuple(package for package in there if package not in coming and package_stem(package.name) in stems)
+    planned = {*(moves if FABRIC_STEP.id in recipe.skip else _version_locked_packages(recipe, facts))}
+    stems = {package_stem(package.name) for package in planned}
+    installed = sorted(one for one, state in known(facts.packages, {}).items() if is_at_version(state, ""))
+    return tuple(package for package in installed if package not in planned and package_stem(package.name) in stems)
 
 
 def _version_locked_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:

@@ -37,9 +37,9 @@ _OFED_PACKAGE_NAME: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modu
 
 def wanted_features(recipe: Recipe) -> tuple[GpuDirectFeature, ...]:
     """Return the requested features, in the order of the table."""
-    asked = recipe.gpudirect
-    wants = (asked.rdma == "dma-buf", asked.rdma == "peermem", asked.gds, asked.gdrcopy)
-    return tuple(feature for feature, wanted in zip(FEATURES, wants, strict=True) if wanted)
+    table = recipe.gpudirect
+    choices = (table.rdma == "dma-buf", table.rdma == "peermem", table.gds, table.gdrcopy)
+    return tuple(feature for feature, wanted in zip(FEATURES, choices, strict=True) if wanted)
 
 
 def feature_packages(recipe: Recipe) -> tuple[PackageId, ...]:
@@ -97,13 +97,13 @@ def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTrait
         oldest = ".".join(map(str, feature.oldest_kernel))
         return Refusal(
             what=f"{feature.name} needs Linux {oldest} or newer",
-            why=f"this node has kernel {', '.join(old)}, and the recipe says {feature.asked}",
+            why=f"this node has kernel {', '.join(old)}, and the recipe says {feature.request}",
             hint=f"boot a newer kernel, or {feature.instead}",
         )
     if feature.needs_open_modules and not driver.open_modules:
         return Refusal(
             what=f"{feature.name} needs the open kernel modules of the driver",
-            why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.asked}",
+            why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.request}",
             hint=f'set driver.kernel_module_type = "open" if all GPUs are Turing or newer, or {feature.instead}',
         )
     if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
@@ -180,11 +180,11 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     features = wanted_features(recipe)
     if refusal := _refuse_unsupported(recipe, facts, features):
         return refusal
-    packages, asked = need(facts.packages, "which packages are installed"), feature_packages(recipe)
-    if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
+    packages, ids = need(facts.packages, "which packages are installed"), feature_packages(recipe)
+    if recipe.lock and (unknown := [one for one in ids if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unknown[0])
-    missing = asked if recipe.upgrade else tuple(one for one in asked if not is_at_version(packages.get(one), ""))
-    strays = find_packages_off_lock(recipe, packages, asked)
+    missing = ids if recipe.upgrade else tuple(one for one in ids if not is_at_version(packages.get(one), ""))
+    strays = find_packages_off_lock(recipe, packages, ids)
     if recipe.lock and (held_packages := [stray for stray in strays if packages[stray].held]):
         return refuse_held_packages(facts, held_packages, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
@@ -196,13 +196,13 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         )
         for one in wanted
     )
-    marked = plan_manual_marks(packages, (one for one in asked if one not in wanted))
+    marked = plan_manual_marks(packages, (one for one in ids if one not in wanted))
     if changes:
         built = _join_feature_names([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
         return Planned(marked, explain_manual_marks(marked, facts))
-    installed = f"{', '.join(map(str, asked))} installed" if asked else "no package needed"
+    installed = f"{', '.join(map(str, ids))} installed" if ids else "no package needed"
     return Planned((), f"{_join_feature_names(features)}: {installed}, kernel and driver fit")
 
 

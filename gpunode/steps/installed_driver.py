@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def remember_last(find: Callable[[Recipe, Facts], T]) -> Callable[[Recipe, Facts], T]:
-    """Return ``find`` with a memory of its last answer, since many steps ask the same of the same facts."""
+    """Return ``find`` with a memory of its last answer, since many steps need it for the same facts."""
     last: tuple[Recipe, Facts, T] | None = None
 
     @wraps(find)
@@ -131,10 +131,10 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
     # A recipe that requests the distribution's own driver makes gpunode manage that one, and replace NVIDIA's.
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
-    theirs = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
+    candidates = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
     if any(
         is_dkms_package_installed(found.dkms_package(one), one, facts) or is_chosen_driver_installed(facts, one, recipe)
-        for one in theirs
+        for one in candidates
     ):
         return None
     reason = (
@@ -156,10 +156,10 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
         if not is_branch_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
-        asked = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
-        if not isinstance(asked, Choice) or asked.branch != branch:
+        requested = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
+        if not isinstance(requested, Choice) or requested.branch != branch:
             return None
-        version = asked.exact or version
+        version = requested.exact or version
     chosen = choose(find_models(devices), replace(recipe.driver, version=version, kernel_module_type=flavour))
     return chosen if isinstance(chosen, Choice) else None
 

@@ -60,7 +60,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
             why="/boot holds no vmlinuz, so there is nothing to build the driver for",
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
-    if not preexisting and family.brings_signed_modules(recipe.driver.source):
+    if not preexisting and family.has_signed_modules(recipe.driver.source):
         return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
@@ -74,8 +74,8 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
 
         return refuse_lost_headers(lost, facts)
     listed = " and ".join(kernels.wanted)
-    there = [meta for meta in metas if meta not in missing]
-    marked, held = plan_manual_marks(packages, there), [meta for meta in there if packages[meta].held]
+    installed = [meta for meta in metas if meta not in missing]
+    marked, held = plan_manual_marks(packages, installed), [meta for meta in installed if packages[meta].held]
     notes = tuple(f"{meta} is held, so later kernels come without headers and without a driver" for meta in held)
     if not missing:
         return Planned(
@@ -85,9 +85,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     any_version = KnownAfter(why="headers", auto=bool(metas))
     states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
     changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
-    coming = [str(meta) for meta in metas if meta in missing]
-    reason, keep = f"the driver's module is built for {listed}", "keep" if coming[1:] else "keeps"
-    covers = f"; {' and '.join(coming)} {keep} later kernels covered" if coming else ""
+    new = [str(meta) for meta in metas if meta in missing]
+    reason, keep = f"the driver's module is built for {listed}", "keep" if new[1:] else "keeps"
+    covers = f"; {' and '.join(new)} {keep} later kernels covered" if new else ""
     return Planned((*changes, *marked), reason + covers, notes)
 
 
@@ -150,20 +150,20 @@ def _describe_directive_harm(words: tuple[str, ...]) -> str:
 
 def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for each kernel argument of the next boot, or of this one if the boot loader no longer has it."""
-    said = set()
+    reported = set()
     settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_CMDLINE_LINE.match(line)
             for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
                 if effect := _argument_effect(word):
-                    said.add(word)
+                    reported.add(word)
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
     if known(facts.file(GRUB_DEFAULTS_FILE), None):
         remedy = f"{GRUB_DEFAULTS_FILE} does not have it any more: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
-        if word not in said and (effect := _argument_effect(word)):
+        if word not in reported and (effect := _argument_effect(word)):
             yield f"{KERNEL_ARGUMENTS_FILE}: the kernel was started with {word}, which {effect}: {remedy}"
 
 
@@ -284,8 +284,8 @@ def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     wanted = need(facts.kernels, "which kernels are installed")
     lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
-    mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
-    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
+    fix = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
+    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {fix} before booting that kernel"
     return Planned((), preexisting.reason, (warning,) if lacking else ())
 
 

@@ -386,14 +386,14 @@ def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | 
     if not found:
         return None
     paths = [one.path for one in found]
-    them, their, are = ("them", "they", "are") if paths[1:] else ("it", "it", "is")
+    them, they, belong, were = ("them", "they", "belong", "were") if paths[1:] else ("it", "it", "belongs", "was")
     return Refusal(
         what=f"a kernel may load {', '.join(paths)} in place of the driver's own module",
-        why=f"{their} {are} of no package and not of DKMS, and depmod may put {them} before the driver's: the kernel "
-        "would run another driver than the libraries are of",
+        why=f"{they} {belong} to no package and {were} not built by DKMS; depmod may prefer {them} to the driver's, "
+        "so the running driver would not match the installed libraries",
         hint="\n".join(
             (
-                f"move {them}, and what else of that driver is beside {them}, out of /lib/modules:",
+                f"move {them}, and other files of that driver beside {them}, out of /lib/modules:",
                 *chain.from_iterable(
                     _move_away_commands(one) for one in sorted({one.path.rpartition("/")[0] for one in found})
                 ),

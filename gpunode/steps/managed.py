@@ -1,4 +1,4 @@
-"""Nodes whose host a provider builds: what it provides is left alone, and what it leaves to its users is set up."""
+"""Nodes whose host a provider builds: gpunode leaves its driver and toolkit alone, and sets up the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which leave with their dependencies, and what stays."""
+"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which are removed, and which packages stay."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from gpunode.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DependentRemoval:
-    """The packages that leave because they need the driver, and the marks that keep the toolkit that they installed."""
+    """The packages that are removed because they need the driver, and the marks that keep their other dependencies."""
 
     packages: Mapping[PackageId, PackageState]
     marks: tuple[PackageChange, ...]
 
     @property
     def reason(self) -> str:
-        """Why they leave, and what stays."""
-        need, leave = ("need", "leave") if len(self.packages) > 1 else ("needs", "leaves")
-        reason = f"{', '.join(map(str, self.packages))} {need} what goes, and {leave} with it"
+        """Why they are removed, and which packages stay."""
+        depend, are = ("depend", "are") if len(self.packages) > 1 else ("depends", "is")
+        reason = f"{', '.join(map(str, self.packages))} {depend} on removed packages, and {are} removed with them"
         stays = ", ".join(change.subject for change in self.marks)
-        return f"{reason}; what came along stays, marked as installed by hand: {stays}" if stays else reason
+        return (
+            f"{reason}; other packages that they installed stay, marked as manually installed: {stays}"
+            if stays
+            else reason
+        )
 
 
 def plan_dependent_removal(
@@ -38,15 +42,15 @@ def plan_dependent_removal(
     if isinstance(facts.dependencies, Unknown):
         return None
     packages, installed = known(facts.packages, {}), installed_driver_packages(facts)
-    there = {
+    metapackages = {
         one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
     }
     locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
-    candidates = {*there, *locked} - {*kept_packages, *leaving}
+    candidates = {*metapackages, *locked} - {*kept_packages, *leaving}
     needs = facts.dependencies.value.satisfying_packages(packages, candidates)
-    gone = {*leaving}
-    while new := {one for one in candidates - gone if any(met and met <= gone for met in needs.get(one, ()))}:
-        gone |= new
-    found = {package: packages[package] for package in sorted(gone & candidates)}
-    parts = {part for package in found.keys() & there for met in needs[package] for part in met}
+    removed = {*leaving}
+    while new := {one for one in candidates - removed if any(met and met <= removed for met in needs.get(one, ()))}:
+        removed |= new
+    found = {package: packages[package] for package in sorted(removed & candidates)}
+    parts = {part for package in found.keys() & metapackages for met in needs[package] for part in met}
     return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

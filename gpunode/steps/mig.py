@@ -81,14 +81,14 @@ def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
             why="the operator's MIG manager sets the layout of [kubernetes.mig] and removes all others",
             hint="move layout from [mig] to [kubernetes.mig]; a file of mig-parted goes into the operator's ConfigMap",
         )
-    theirs = _cluster_layout(wanted, names)
-    if own and theirs and own != theirs:
+    cluster_layout = _cluster_layout(wanted, names)
+    if own and cluster_layout and own != cluster_layout:
         raise Refused(
-            f"the recipe names two MIG layouts: {own} in [mig] and {theirs} in [kubernetes]",
+            f"the recipe names two MIG layouts: {own} in [mig] and {cluster_layout} in [kubernetes]",
             why="a GPU has one",
             hint="name the same layout in both, or leave one out",
         )
-    return own or theirs
+    return own or cluster_layout
 
 
 def _cluster_layout(kubernetes: Kubernetes | None, names: Sequence[str]) -> str:

@@ -136,8 +136,8 @@ def _reads_environment_file(facts: Facts) -> bool:
         for path, state in facts.files.items()
         if "/kubelet.service" in path and isinstance(state, Known) and state.value
     ]
-    whole = b"\n".join(texts)
-    return KUBELET_ENVIRONMENT_FILE.encode() in whole and _EXTRA_ARGS_VARIABLE.encode() in whole
+    text = b"\n".join(texts)
+    return KUBELET_ENVIRONMENT_FILE.encode() in text and _EXTRA_ARGS_VARIABLE.encode() in text
 
 
 def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The distribution's own driver: where its packages come from, whose packages leave, and its prebuilt modules."""
+"""The distribution's own driver: its archive, the packages that it replaces, and its prebuilt modules."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     components = next((driver.components for driver in own if driver.branch == chosen.branch), ())
     if refused := system(facts).refuse_missing_components(facts, components):
         return refused
-    asked = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
-    wanted = [what for what, is_wanted in asked.items() if is_wanted]
+    others = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
+    requested = [name for name, is_requested in others.items() if is_requested]
     where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
-    if not wanted:
+    if not requested:
         return Planned((), f"{where}; nothing else needs NVIDIA's repository", is_requested=False)
     outcome = plan_cuda_repository(recipe, facts)
-    what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
+    what = f"{where}; {' and '.join(requested)} from NVIDIA's, whose driver packages are pinned out"
     return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
 
 
@@ -63,12 +63,12 @@ def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Fact
     """Plan nothing, since packages contain the modules; refuse if one is missing."""
     if lacking := kernels_without_module(driver.chosen, kernels, facts):
         packages = known(facts.packages, {})
-        there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
+        installed = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
         return Refusal(
             what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
             why="the package that is to bring it is installed, and its file is not there: it links the module when it "
             "is configured, and checks its signature",
-            hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
+            hint=f"sudo {system(facts).reinstall(installed)}\nthen run the same command again",
         )
     is_planned = facts.module_files.probe == PLAN_PROBE_KEY
     by = "a package brings it" if is_planned else "prebuilt"

@@ -94,8 +94,8 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
         return family if wants_driver(recipe, facts) else replace(family, hint=_missing_cuda_repository_hint(facts))
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
-    asked = recipe.repositories
-    repository = cuda_repository(distro, architecture, asked.cuda, asked.cuda_key_fingerprint, asked.cuda_key_file)
+    table = recipe.repositories
+    repository = cuda_repository(distro, architecture, table.cuda, table.cuda_key_fingerprint, table.cuda_key_file)
     if repository is None:
         return Refusal(
             what=f"NVIDIA has no repository of drivers and CUDA for {distro.name} on {architecture}",
@@ -120,9 +120,9 @@ def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
-    asked = recipe.repositories
-    key, key_file = asked.toolkit_key_fingerprint, asked.toolkit_key_file
-    return system(facts).plan_repository(toolkit_repository(asked.toolkit, key, key_file, architecture), facts)
+    table = recipe.repositories
+    key, key_file = table.toolkit_key_fingerprint, table.toolkit_key_file
+    return system(facts).plan_repository(toolkit_repository(table.toolkit, key, key_file, architecture), facts)
 
 
 def wants_cuda_toolkit(recipe: Recipe) -> bool:
@@ -167,8 +167,8 @@ def find_packages_off_lock(
 ) -> tuple[PackageId, ...]:
     """Return those of ``requested`` whose installed version is not the locked one."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
-    there = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
-    return tuple(package for package in there if packages[package].version != locked[package])
+    installed = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
+    return tuple(package for package in installed if packages[package].version != locked[package])
 
 
 def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:

@@ -44,7 +44,7 @@ from gpunode.runtimes.found import States, contents_of_states, file_changes, pac
 from gpunode.runtimes.installations import (
     ChosenRuntime,
     choose_row,
-    is_brought_by_products,
+    is_shipped_by_products,
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
@@ -98,7 +98,7 @@ def _plan_missing_runtime(
             hint=f"install it from {row.package_source_hint}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which include theirs" if is_brought_by_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if is_shipped_by_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',
@@ -435,11 +435,11 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
         )
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
-    meant = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
+    expected = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
     is_default = " is not" if desired.not_default else " is" if desired.default else ""
     named = f"; {desired.handler}{is_default} the default runtime" if is_default else ""
     registers = f"registers {desired.handler}{named}"
-    planned = plan_edits(target, edited, f"{registers}; {edited.how}", meant)
+    planned = plan_edits(target, edited, f"{registers}; {edited.how}", expected)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
     # Notes that are given again for the edited files are about the files, not about the edits.
@@ -498,13 +498,13 @@ def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned 
         since = max(unit.started_at, (row.reloads and unit.changed_at) or 0.0)
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
             return plan_reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
-    is_told = unit is not None and unit.started_at is not None
+    is_start_known = unit is not None and unit.started_at is not None
     # ctk requests no restart for a unit whose state is unknown.
     if (
         edited.restart_reason
         and row.config in changed_at
         and not _started_after_toolkit(target)
-        and (is_told or not target.desired.exact)
+        and (is_start_known or not target.desired.exact)
     ):
         return plan_reread(target, (row.config,), edited.restart_reason)
     return None
@@ -539,7 +539,7 @@ class MissingProgram:
     @property
     def hint(self) -> str:
         """The next step of the user."""
-        return str(self.install or f"install {self.program}, which is no program of the container toolkit's packages")
+        return str(self.install or f"install {self.program}, which is not part of the container toolkit's packages")
 
     @property
     def note(self) -> str:

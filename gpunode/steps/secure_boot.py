@@ -31,16 +31,16 @@ def driver_awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
 
 def lacks_enrolment(recipe: Recipe, facts: Facts) -> bool:
     """Return whether the firmware does not have the key of the modules that DKMS builds."""
-    if not isinstance(facts.module_key, Known) or _brings_signed_modules(recipe, facts):
+    if not isinstance(facts.module_key, Known) or _has_signed_modules(recipe, facts):
         return False
     from gpunode.steps.enrolment import is_trusted
 
     return not is_trusted(facts.module_key.value, facts)
 
 
-def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
+def _has_signed_modules(recipe: Recipe, facts: Facts) -> bool:
     found = family_of(facts)
-    return isinstance(found, Family) and found.brings_signed_modules(recipe.driver.source)
+    return isinstance(found, Family) and found.has_signed_modules(recipe.driver.source)
 
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -49,14 +49,14 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "this driver is not managed by gpunode", is_requested=False)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
-    if _brings_signed_modules(recipe, facts):
+    if _has_signed_modules(recipe, facts):
         state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
         return Planned((), f"{state}: the distribution has signed the driver's modules", is_requested=False)
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
         has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IMAGE_ENROLMENT_NOTE,) if has_shim else ()
-        return Planned((), "whether it is on, the first boot of the image tells", notes, is_deferred=True)
+        return Planned((), "whether it is on is known only once the image boots", notes, is_deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
         return Planned((), "on; which key signs modules was not captured", notes, is_deferred=True)

@@ -116,9 +116,9 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     if family.signs_own_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
+    installed = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # For a planned package only the branch is known.
-    revisions = {package: packages[package].version.partition("-")[2] for package in there}
+    revisions = {package: packages[package].version.partition("-")[2] for package in installed}
     # NVIDIA's packages for Debian have the revision 1; Debian's own have 0+deb12u1 or 2.
     nvidias = {one for one, revision in revisions.items() if revision == "1" or _UBUNTU_VERSION_MARK in revision}
     others = [one for one, revision in revisions.items() if revision and (one in nvidias) == wants_own]
@@ -200,13 +200,13 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
     """
     family = family_of(facts)
     fitting = [] if isinstance(family, Refusal) else list(_fitting_choices(recipe, facts, models))
-    whole = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
+    complete = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
     begun = (
         chosen
         for chosen in fitting
         if isinstance(family, Family) and is_dkms_package_installed(family.dkms_package(chosen), chosen, facts)
     )
-    chosen = next(chain(whole, begun), None)
+    chosen = next(chain(complete, begun), None)
     if chosen is None:
         return None
     status = "newer than what gpunode knows" if branches.is_unlisted(chosen.branch) else "maintained and suitable"
@@ -268,17 +268,17 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
             hint="write the lock with this recipe on a node that has the driver:\n"
             f"{gpunode('plan', '--lock', lock.file)}",
         )
-    asked = recipe.driver.version
-    if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
+    requested = recipe.driver.version
+    if requested[0].isdigit() and not f"{version}.".startswith(f"{requested}."):
         return Refusal(
-            what=f"{lock.file} pins driver {version}, but {asked} is requested",
+            what=f"{lock.file} pins driver {version}, but {requested} is requested",
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
-    wishes = [
+    requests = [
         replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in allowed_flavours(recipe)
     ]
-    outcomes = [choose_from_source(facts, models, wish, f"{lock.file} has {version}") for wish in wishes]
+    outcomes = [choose_from_source(facts, models, request, f"{lock.file} has {version}") for request in requests]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         refused, unlocked = outcomes[0], choose_from_source(facts, models, replace(recipe.driver, version="auto"))
@@ -407,6 +407,6 @@ def tools_of_mismatched(
     mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
 ) -> tuple[PackageId, ...]:
     """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
-    theirs = {upstream(packages[package].version) for package in mismatched}
+    versions = {upstream(packages[package].version) for package in mismatched}
     installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOL_PACKAGES)) if one in packages)
-    return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)
+    return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in versions)

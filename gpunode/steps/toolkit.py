@@ -48,8 +48,8 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     if isinstance(wanted, Refusal):
         return wanted
     # Without a version none is installed, they differ, or the newest is requested: all of them get one version.
-    there = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
-    names = tuple(name for name in TOOLKIT_PACKAGES if name not in there or packages[name].version != wanted)
+    present = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
+    names = tuple(name for name in TOOLKIT_PACKAGES if name not in present or packages[name].version != wanted)
     if held_packages := [name for name in names if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
@@ -77,8 +77,8 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
 def _left_toolkit_notes(facts: Facts) -> Iterator[str]:
     """Yield a note on a toolkit that no runtime of the recipe needs, with the commands that remove it in order."""
     packages = known(facts.packages, {})
-    there = [one for one in TOOLKIT_PACKAGES if one in packages and not packages[one].config_files_only]
-    if all(packages[one].auto for one in there):
+    installed = [one for one in TOOLKIT_PACKAGES if one in packages and not packages[one].config_files_only]
+    if all(packages[one].auto for one in installed):
         return  # none, or something else requires it
     rows = (choose_row_if_possible(row, facts) for row in RUNTIMES)
     edits = [
@@ -86,7 +86,7 @@ def _left_toolkit_notes(facts: Facts) -> Iterator[str]:
         for row in rows
         for name in list_toolkit_handlers(facts, row)
     ]
-    commands = [*map(str, edits), f"sudo {system(facts).purge(list(map(str, there)))}"]
+    commands = [*map(str, edits), f"sudo {system(facts).purge(list(map(str, installed)))}"]
     removal = ", then ".join(f"`{one}`" for one in commands)
     yield f"the container toolkit stays installed, though the recipe has no container runtime; to remove it: {removal}"
 
@@ -170,8 +170,8 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
 
     NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
     """
-    asked = recipe.toolkit.version
-    named = "" if asked == "auto" else asked if "-" in asked else f"{asked}-1"
+    requested = recipe.toolkit.version
+    named = "" if requested == "auto" else requested if "-" in requested else f"{requested}-1"
     if recipe.lock is not None:
         return _locked_version(recipe.lock, named)
     if named:

@@ -75,15 +75,15 @@ class Applier:
             self._apply_batch(plan, tuple(same))
         self.run_triggers([trigger for trigger in plan.triggers if trigger.runs_at_stage_end])
 
-    def run_triggers(self, pending_triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
-        """Run ``pending_triggers``; if a daemon does not come back, restore its former configuration.
+    def run_triggers(self, triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
+        """Run ``triggers``; if a daemon does not come back, restore its former configuration.
 
         Raises:
             ChangeFailed: a trigger failed. All services that were stopped to free the GPUs are started first.
         """
         done: list[TriggerResult] = []
         failures: list[ChangeFailed] = []
-        for _, same in groupby(pending_triggers, key=_trigger_batch_key):
+        for _, same in groupby(triggers, key=_trigger_batch_key):
             batch = tuple(same)
             if failures and batch[0].kind != "start":
                 break
@@ -181,8 +181,8 @@ class Applier:
             self.check_interrupt()
 
             def step_of(change: PackageChange) -> str:
-                found = plan.step_of(change)
-                return found.step.id if found else DEPENDENCIES_STEP_ID
+                step = plan.step_of(change)
+                return step.step.id if step else DEPENDENCIES_STEP_ID
 
             self.apply_packages(plan.stage, packages, step_of)
             return
@@ -220,9 +220,9 @@ class Applier:
         if not is_left:
             self.cancel_triggers(triggers_of(files), "restored before any daemon read it")
 
-    def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
-        """Record that this run does not need ``pending_triggers``; those of earlier runs stay pending."""
-        for trigger in pending_triggers:
+    def cancel_triggers(self, triggers: Iterable[Trigger], why: str) -> None:
+        """Record that this run does not need ``triggers``; those of earlier runs stay pending."""
+        for trigger in triggers:
             if not set(triggers_done_by(trigger)) & set(self.pending_triggers):
                 self.run.record_trigger(trigger, why)
 
@@ -258,8 +258,8 @@ class Applier:
         if is_repair(change):
             held = live_state.read_package_database(self.host).held_unfinished()
         elif named := dict(list_reinstalled(change)):
-            found = live_state.read_package_database(self.host).packages()
-            held = {one: state for one, state in found.items() if state.held and named.get(one) == state.version}
+            packages = live_state.read_package_database(self.host).packages()
+            held = {one: state for one, state in packages.items() if state.held and named.get(one) == state.version}
         yield from (PackageChange(package, state, state) for package, state in held.items())
 
     def apply_packages(
@@ -306,15 +306,15 @@ class Applier:
                     theirs.append(FileChange(path, state, None))
         for step, found, reason in (
             (SET_ASIDE_STEP_ID, aside, "put beside an edited file by its package"),
-            (OVERWRITTEN_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+            (OVERWRITTEN_STEP_ID, theirs, "kept; a package ships this file, too, and deletes it when it is purged"),
         ):
             changes = map(self.host.complete_change, found)
             self.run.record_done(*self.run.record_intents("packages", step, changes, reason))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
-        found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
-        for path in sorted({path for paths in found.values() for path in paths}):
+        conffiles = live_state.read_package_database(self.host).config_files(purged) if purged else {}
+        for path in sorted({path for paths in conffiles.values() for path in paths}):
             try:
                 state = live_state.read_file_state(self.host, path)
             except live_state.NotAFileError as error:
@@ -440,9 +440,9 @@ def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent])
     database = live_state.read_package_database(host)
     installed = database.packages()
     touched = database.half_installed() | database.list_unfinished() | live_state.list_journaled_packages(host)
-    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
-    removed = [one for one, change, now in whole if change.after is None and now is None]
-    return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
+    rows = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
+    removed = [one for one, change, now in rows if change.after is None and now is None]
+    return removed, [one for one, change, now in rows if change.after is not None and now == change.before]
 
 
 def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:

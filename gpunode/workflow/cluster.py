@@ -78,6 +78,6 @@ def _reads_cdi(facts: Facts) -> bool:
 
 def derive_node_name(facts: Facts, evidence: Evidence, fallback: str) -> str:
     """Return the Node's name: from the kubelet's options, else the host's own name, else ``fallback``."""
-    kubelet, found = known(facts.kubelet, None), evidence.get("node-name")
-    host = found.text.strip() if found and found.outcome == "ok" else ""
+    kubelet, capture = known(facts.kubelet, None), evidence.get("node-name")
+    host = capture.text.strip() if capture and capture.outcome == "ok" else ""
     return (kubelet.node_name if kubelet else "") or host or fallback

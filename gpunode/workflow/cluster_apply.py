@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import field
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -65,10 +65,11 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         if release.title in changed:
             wait.cluster.helm.require_chart(release.chart_words, release.version)
     with journal_run(begin) as run:
+        applier = _ItemApplier(wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
             try:
-                apply_items(wave, wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
+                applier.apply(wave)
             except ReleaseFailed as error:
                 wait.add_reason(error, plan.releases)
                 raise
@@ -105,7 +106,7 @@ def apply_removal(
     _refuse_stale_plan(plan, cluster)
     failures: list[tuple[str, GpunodeError]] = []
     with journal_run(begin) as run:
-        apply_items(plan.items, cluster, run, on_event, on_progress, check_interrupt, failures)
+        _ItemApplier(cluster, run, on_event, on_progress, check_interrupt, failures).apply(plan.items)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
             hint, titles = failures[0][1].hint, [title for title, _ in failures]
@@ -171,80 +172,79 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
         run.close()
 
 
-def apply_items(
-    items: Iterable[PlanItem],
-    cluster: Cluster,
-    run: Run,
-    on_event: Observer,
-    on_progress: OnProgress,
-    check_interrupt: Callable[[], None],
-    failures: list[tuple[str, GpunodeError]] | None = None,
-) -> None:
-    """Apply the changes of ``items``, each journaled first.
+@dataclass(slots=True)
+class _ItemApplier:
+    """Applies items of a plan in a run, each journaled first.
 
-    Deletions are awaited together, at the end or before the next object is created: a device plugin that stops removes
-    the socket of its successor, and the kubelet then marks the GPUs unhealthy. Source: NVIDIA/k8s-device-plugin, Stop;
-    kubelet, devicemanager, PluginDisconnected. ``failures`` receives the title and error of each rejected change;
-    without it, the first error ends the run.
+    Attributes:
+        failures: receives the title and error of each rejected change; if None, the first error ends the run.
     """
-    deleted: dict[ObjectKey, _Deletion] = {}
-    await_deletions = partial(_await_deletions, deleted, cluster, run, on_event, on_progress, check_interrupt, failures)
-    with _name_begun_deletions(deleted):
-        for item in items:
-            if item.change is None:
-                continue
-            if _makes_objects(item.change):
-                await_deletions()
-            check_interrupt()
-            on_event(Applying("cluster", (item.change,)))
-            seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
-            began = time.monotonic()
-            try:
-                apply_change(item.change, cluster)
-            except GpunodeError as error:
-                run.record_failed(seq, f"{error}: {error.why}")
-                if failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
-                    raise
-                failures.append((item.title, error))
-                continue
-            if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
-                deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
-                continue
-            run.record_done(seq)
-            on_event(Applied("cluster", (item.change,), time.monotonic() - began))
-        await_deletions()
 
+    cluster: Cluster
+    run: Run
+    on_event: Observer
+    on_progress: OnProgress
+    check_interrupt: Callable[[], None]
+    failures: list[tuple[str, GpunodeError]] | None = None
+    _deleted: dict[ObjectKey, _Deletion] = field(default_factory=dict)
 
-def _await_deletions(
-    deleted: dict[ObjectKey, _Deletion],
-    cluster: Cluster,
-    run: Run,
-    on_event: Observer,
-    on_progress: OnProgress,
-    check_interrupt: Callable[[], None],
-    failures: list[tuple[str, GpunodeError]] | None,
-) -> None:
-    """Journal each deletion as done once its object is gone; the rest have failed after the timeout."""
-    shown: ObjectKey | None = None
-    left: Sequence[Body] = ()
-    for left in poll_deletions([object_ref(one.change) for one in deleted.values()], cluster, on_progress):
-        present = set(map(object_key, left))
-        for key in [key for key in deleted if key not in present]:
-            gone = deleted.pop(key)
-            run.record_done(gone.seq)
-            on_event(Applied("cluster", (gone.change,), time.monotonic() - gone.began))
-            shown = None
-        if left and shown not in deleted:
-            shown = next(iter(deleted))
-            on_event(Applying("cluster", (deleted[shown].change,)))
-        check_interrupt()
-    for live in left:
-        kept, found = deleted.pop(object_key(live)), explain_deletion(live) or ("", "")
-        rejected = ChangeFailed(f"{kept.change.subject} is still being deleted", why=found[0], hint=found[1])
-        run.record_failed(kept.seq, f"{rejected}: {rejected.why}")
-        if failures is None:
-            raise rejected
-        failures.append((kept.title, rejected))
+    def apply(self, items: Iterable[PlanItem]) -> None:
+        """Apply the changes of ``items``.
+
+        Deletions are awaited together, at the end or before the next object is created: a device plugin that stops
+        removes the socket of its successor, and the kubelet then marks the GPUs unhealthy. Source:
+        NVIDIA/k8s-device-plugin, Stop; kubelet, devicemanager, PluginDisconnected.
+        """
+        with _name_begun_deletions(self._deleted):
+            for item in items:
+                if item.change is None:
+                    continue
+                if _makes_objects(item.change):
+                    self._await_deletions()
+                self.check_interrupt()
+                self.on_event(Applying("cluster", (item.change,)))
+                seq = self.run.record_intent("kubernetes", "cluster", item.change, item.why)
+                began = time.monotonic()
+                try:
+                    apply_change(item.change, self.cluster)
+                except GpunodeError as error:
+                    self._record_failure(seq, item.title, error)
+                    continue
+                if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
+                    self._deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
+                else:
+                    self._record_done(seq, item.change, began)
+            self._await_deletions()
+
+    def _await_deletions(self) -> None:
+        """Journal each deletion as done once its object is gone; the rest have failed after the timeout."""
+        shown: ObjectKey | None = None
+        left: Sequence[Body] = ()
+        references = [object_ref(one.change) for one in self._deleted.values()]
+        for left in poll_deletions(references, self.cluster, self.on_progress):
+            present = set(map(object_key, left))
+            for key in [key for key in self._deleted if key not in present]:
+                gone = self._deleted.pop(key)
+                self._record_done(gone.seq, gone.change, gone.began)
+                shown = None
+            if left and shown not in self._deleted:
+                shown = next(iter(self._deleted))
+                self.on_event(Applying("cluster", (self._deleted[shown].change,)))
+            self.check_interrupt()
+        for live in left:
+            kept, found = self._deleted.pop(object_key(live)), explain_deletion(live) or ("", "")
+            error = ChangeFailed(f"{kept.change.subject} is still being deleted", why=found[0], hint=found[1])
+            self._record_failure(kept.seq, kept.title, error)
+
+    def _record_done(self, seq: int, change: ObjectChange | CommandChange, began: float) -> None:
+        self.run.record_done(seq)
+        self.on_event(Applied("cluster", (change,), time.monotonic() - began))
+
+    def _record_failure(self, seq: int, title: str, error: GpunodeError) -> None:
+        self.run.record_failed(seq, f"{error}: {error.why}")
+        if self.failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
+            raise error
+        self.failures.append((title, error))
 
 
 @contextmanager

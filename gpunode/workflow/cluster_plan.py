@@ -56,8 +56,8 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 # Verb, API group, resource, namespace and name; an empty name means every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
 _UNTESTED_NOTE: Final = (
-    "The API server tried out only what your credentials may change: of the rest, fields that others own, and what it "
-    "would reject, are not shown."
+    "The dry run covers only what your credentials may change; for the rest, fields that others own and objects that "
+    "the API server would reject are not shown."
 )
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
@@ -164,8 +164,8 @@ def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> It
             if (namespace, name) not in places:
                 remove = command("helm", "uninstall", name, "--namespace", namespace)
                 yield (
-                    f"Helm release {namespace}/{name}, of an earlier recipe, stays in effect; this recipe asks for "
-                    f"nothing of it: `{remove}`"
+                    f"Helm release {namespace}/{name}, of an earlier recipe, stays in effect, although this recipe "
+                    f"does not request it: `{remove}`"
                 )
 
 
@@ -294,7 +294,9 @@ def _dry_run(
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
-    note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
+    note = (
+        f"not in the dry run, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
+    )
     for one in messages:
         if not (_is_field_error(one) or (untested and USER_FORBIDDEN.search(one))):
             untested.append(f"{note}: {redact(' '.join(one.split()))}")
@@ -360,9 +362,9 @@ def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
-    """Return the distinct requests that the credential does not permit."""
-    asked = tuple(dict.fromkeys(requests))
-    return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
+    """Return the unique requests that the credential does not permit."""
+    unique = tuple(dict.fromkeys(requests))
+    return tuple(one for one, is_allowed in zip(unique, cluster.check_access(unique), strict=True) if not is_allowed)
 
 
 # They undo other edits. Sources: argo-cd common/common.go (ArgoCDSSAManager); fluxcd, "Server-side apply".

@@ -115,9 +115,9 @@ def _keep_used_classes(
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
     """Yield the removals of the releases that gpunode made."""
-    found = find_own_releases(cluster)
-    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=found)} if found else {}
-    for namespace, name in found:
+    places = find_own_releases(cluster)
+    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=places)} if places else {}
+    for namespace, name in places:
         argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
         if live := releases.get((namespace, name)):
             with suppress(KeyError):  # a chart that gpunode does not render

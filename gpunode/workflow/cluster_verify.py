@@ -61,7 +61,7 @@ class ClusterVerification:
         image: the image of the test pods; empty for the recipe's.
         timeout_s: the pods' time limit.
         apply_command: the command that applies the recipe, for hints.
-        check_local_handler: returns the check of a node's container runtime if the node is this machine.
+        check_local_handler: returns the check of this machine's container runtime if this machine is the only node.
         check_interrupt: called while waiting; raises Interrupted after a signal.
     """
 
@@ -89,7 +89,7 @@ class ClusterVerification:
             refuse_other_cluster(rendered.kind, self.cluster.identify())
             # The cluster's workers are containers of this machine with their own container runtimes.
             workers = select_member_nodes(self._desired, self.nodes)
-            return replace(self, nodes=workers, check_local_handler=lambda _: None).check_nodes(rendered)
+            return replace(self, nodes=workers, check_local_handler=lambda: None).check_nodes(rendered)
         return self.check_nodes(rendered)
 
     @property
@@ -355,6 +355,6 @@ def _diagnose_log(pod: Body, log: str) -> str:
     diagnosis = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
     if diagnosis.roots:
         root = diagnosis.roots[0]
-        return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"
+        return f"{root.summary} (see {gpunode('doctor', root.cause)})"
     causes = [suspect.cause for suspect in diagnosis.suspects if suspect.citations]
     return f"one of these causes: {', '.join(causes)}" if causes else ""

@@ -56,8 +56,8 @@ class ReadinessWait:
         place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": metadata}
 
         def find_unready() -> RequiredDaemonSet | None:
-            found = RequiredDaemonSet(item.title, next(iter(self.cluster.get([place])), None))
-            return None if found.is_ready else found
+            daemon_set = RequiredDaemonSet(item.title, next(iter(self.cluster.get([place])), None))
+            return None if daemon_set.is_ready else daemon_set
 
         self._wait_until_ready(find_unready, min(self.timeout_s, _NO_NODE_TIMEOUT_S))
 
@@ -101,8 +101,8 @@ class ReadinessWait:
 def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases whose pods do not run, and those missing from a release."""
     if releases:
-        found = find_release_daemon_sets(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
-        yield from (one for one in found if not one.is_running)
+        daemon_sets = find_release_daemon_sets(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
+        yield from (one for one in daemon_sets if not one.is_running)
 
 
 def explain_unready(daemon_set: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
@@ -216,15 +216,15 @@ def describe_namespace_contents(
     try:
         deletable = cluster.list_kinds("--namespaced", "--verbs=list,delete")
         kinds = [kind for kind in deletable if kind not in _KINDS_MADE_BY_SERVER]
-        found = cluster.list(",".join(kinds), "--namespace", namespace)
+        items = cluster.list(",".join(kinds), "--namespace", namespace)
     except Undetermined:
         raise
     except GpunodeError as error:
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
-    uids = frozenset(str(one["metadata"].get("uid", "")) for one in found)
+    uids = frozenset(str(one["metadata"].get("uid", "")) for one in items)
     remaining = [
-        one for one in found if _is_namespace_content(one, uids) and removed.isdisjoint(_object_and_release_titles(one))
+        one for one in items if _is_namespace_content(one, uids) and removed.isdisjoint(_object_and_release_titles(one))
     ]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))

@@ -29,7 +29,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import probe_states
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
-from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
+from gpunode.steps.daemons import GPU_SERVICES_STEP, SERVICES_STOP_FIRST_REASON, plan_service_stops
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
@@ -84,7 +84,7 @@ class StagePlan:
 
     @property
     def index_note(self) -> str:
-        """The words that tell people why it is ``unresolved``; empty where it is not."""
+        """The reason why it is ``unresolved``, for the screen; empty if it is resolved."""
         if not self.unresolved or self.unresolved.startswith(NOT_SIMULATED_PREFIX):
             return self.unresolved
         reason = "the node's package index does not allow this; setup refreshes it before it decides"
@@ -255,8 +255,8 @@ def _list_installed_packages(step: Step, facts: Facts) -> tuple[str, ...]:
     if step.packages is None:
         return ()
     installed = known(facts.packages, {}).items()
-    asked = (package for package, state in installed if not (state.auto or state.config_files_only))
-    return tuple(sorted(map(str, filter(step.packages.is_owned, asked))))
+    requested = (package for package, state in installed if not (state.auto or state.config_files_only))
+    return tuple(sorted(map(str, filter(step.packages.is_owned, requested))))
 
 
 def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
@@ -289,8 +289,8 @@ def _file_manager_note(change: FileChange) -> str:
 def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
     """Yield the selected steps of ``stage``; always detection, since every other step depends on it."""
     for step in STEPS:
-        asked = step.id not in recipe.skip and (not only or step.id in only)
-        if step.stage == stage and (asked or step.id == DETECT_STEP.id):
+        is_requested = step.id not in recipe.skip and (not only or step.id in only)
+        if step.stage == stage and (is_requested or step.id == DETECT_STEP.id):
             yield step
 
 
@@ -321,8 +321,8 @@ def walk_stages(
 
 def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first if its changes take the GPUs from them."""
-    release = plan_gpu_service_pauses(plan.ordered_changes, facts)
-    steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
+    stops = plan_service_stops(plan.ordered_changes, facts)
+    steps = (StepPlan(GPU_SERVICES_STEP, Planned(stops, SERVICES_STOP_FIRST_REASON), stops),) if stops else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
 
@@ -339,17 +339,17 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield the configuration files that a runtime's or the toolkit's new package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.exists_after and not change.exists_before}
-    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
-    brought += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
-    for path, name in brought:
+    shipped = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
+    shipped += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
+    for path, name in shipped:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
 
 
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     """Return the id of the requesting step for each change."""
-    asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
-    return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **asked}
+    step_ids = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
+    return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **step_ids}
 
 
 def triggers_of_plans(
@@ -362,17 +362,17 @@ def triggers_of_plans(
 
 def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return the ids of the planned steps if ``--only`` left out any of the recipe's steps; else none."""
-    taken = {step.step.id for plan in plans for step in plan.steps}
-    if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
+    planned = {step.step.id for plan in plans for step in plan.steps}
+    if planned.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
         return ()
-    return tuple(step.id for step in STEPS if step.id in taken - {DETECT_STEP.id}) or (DETECT_STEP.id,)
+    return tuple(step.id for step in STEPS if step.id in planned - {DETECT_STEP.id}) or (DETECT_STEP.id,)
 
 
 def collect_notes(plans: Sequence[StagePlan]) -> list[str]:
     """Return the distinct notes on the changes and on the node's state."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
-    found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
-    return list(dict.fromkeys(found))
+    notes = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
+    return list(dict.fromkeys(notes))
 
 
 def state_notes(

@@ -132,7 +132,7 @@ def conclude_interrupted_edit(store: Store) -> None:
     """Record an interrupted edit as finished if nothing is left to do."""
     cut = store.find_interrupted_run()
     if cut is not None and cut.verb in {"configure", "unconfigure"}:
-        store.close_interrupted_run(cut.run)
+        store.close_interrupted_run(cut.id)
 
 
 @dataclass(frozen=True, slots=True)

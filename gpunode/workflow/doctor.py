@@ -55,11 +55,11 @@ def collect_doctor_evidence(host: HostView) -> Evidence:
     queries = (*driver_probes(conditions), nvml.make_probe(_NVML_TIMEOUT_S)) if can_query_driver(conditions) else ()
     with ThreadPoolExecutor(max_workers=1) as pool:
         driver_answers = pool.submit(run_probes, host, queries)
-        found = probe_with_runtimes(host, tuple(first.values()))
-        asked = {probe.key for probe in queries}
-        later = run_probes(host, [probe for probe in follow_ups(found) if probe.key not in asked])
-        last = run_probes(host, final_follow_ups({**found, **later}))
-        evidence = {**found, **driver_answers.result(), **later, **last}
+        answers = probe_with_runtimes(host, tuple(first.values()))
+        queried = {probe.key for probe in queries}
+        later = run_probes(host, [probe for probe in follow_ups(answers) if probe.key not in queried])
+        last = run_probes(host, final_follow_ups({**answers, **later}))
+        evidence = {**answers, **driver_answers.result(), **later, **last}
     # The journal includes what the kernel's ring buffer has dropped. Reading both would count each error twice.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]

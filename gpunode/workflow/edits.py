@@ -29,11 +29,10 @@ from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM, kubelet_pro
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
-from gpunode.recipe import Driver, Recipe
-from gpunode.recipe import RuntimeSettings as RecipeRuntime
+from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, contents_of_states, packaged_version, probe_state, probe_states
-from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
+from gpunode.runtimes.installations import choose_row, is_shipped_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import Setting, ToolkitHost
@@ -122,7 +121,7 @@ def find_target(
         Undetermined: the files cannot be read.
     """
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
-    if is_brought_by_products(row) and not desired.config:
+    if is_shipped_by_products(row) and not desired.config:
         facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
         place = choose_row(row, facts)
         row, notes = place.row, place.notes
@@ -174,8 +173,8 @@ def _find_version(
     program = dumps[0][0] if dumps else row.program
     # A runtime without drop-ins is edited in place at any version; the version also tells whether CDI must be enabled.
     matters = row.drop_in or (row.cdi_support == "switch" and desired.enable_cdi)
-    told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
-    match = _PROGRAM_VERSION.search(told)
+    output = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
+    match = _PROGRAM_VERSION.search(output)
     return tuple(int(number) for number in match[1].split(".")) if match else None
 
 
@@ -281,7 +280,7 @@ def refuse_missing_specification_writer(plan: CtkPlan) -> None:
 
 def cdi_only_recipe(row: Runtime) -> Recipe:
     """Return a recipe that requests only CDI devices."""
-    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RuntimeSettings(row.id))
 
 
 def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
@@ -406,8 +405,8 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
 
 def inspect_toolkit_host(host: HostView) -> ToolkitHost:
     """Return what the default values depend on."""
-    found = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
-    text = next((capture.text for capture in found if capture.outcome == "ok"), "")
+    captures = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
+    text = next((capture.text for capture in captures if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
     return ToolkitHost(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

@@ -152,8 +152,8 @@ def _check_cdi_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) 
 
 def _is_file_missing(path: str, host: HostView) -> bool:
     pattern = re.sub(r"([*?[])", r"[\1]", path)
-    found = host.run_probe(Probe(f"listed:{path}", glob=pattern, contents=False))
-    return found.outcome == "ok" and not found.data
+    capture = host.run_probe(Probe(f"listed:{path}", glob=pattern, contents=False))
+    return capture.outcome == "ok" and not capture.data
 
 
 def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
@@ -206,19 +206,21 @@ def make_container_check(
         if commands is None:
             hint = "start a pod that requests nvidia.com/gpu"
             return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
-        found = container.check_container(runner, commands, inventory.uuids)
+        result = container.check_container(runner, commands, inventory.uuids)
         seen = f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {row.id}"
-        left = (f"left behind: {command_and_reason}" for command_and_reason in found.leftovers)
-        detail = "; ".join((*(found.problems or (seen,)), *left))
-        return check("passed", detail) if found.passed else check("failed", detail, str(sudo_gpunode("doctor")))
+        left = (f"left behind: {command_and_reason}" for command_and_reason in result.leftovers)
+        detail = "; ".join((*(result.problems or (seen,)), *left))
+        return check("passed", detail) if result.passed else check("failed", detail, str(sudo_gpunode("doctor")))
 
     return run
 
 
 def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
-    from gpunode.host import container  # loaded on use
+    import secrets  # loaded on use, like the next
 
-    token = container.new_token()
+    from gpunode.host import container
+
+    token = secrets.token_hex(4)  # so that concurrent checks do not remove each other's image
     match row.container_client:
         case "kubelet":
             return None

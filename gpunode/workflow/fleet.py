@@ -130,9 +130,9 @@ def fleet_rows(
         if isinstance(outcome, parallel_jobs.JobFailure):
             yield FleetRow(report.name, report.path, "unreadable", error=outcome.why)
             continue
-        row, seen = outcome
+        row, profile = outcome
         if census is not None:
-            census.add(report.name, seen)
+            census.add(report.name, profile)
         yield row
 
 
@@ -160,10 +160,11 @@ def build_row(
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]
     if not roots:
         return row, profile
-    told = {name: getattr(roots[0], name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
-    others = tuple(other.cause for other in roots[1:])
-    left = tuple(suspect.cause for suspect in examined.diagnosis.unexplained)
-    return replace(row, **told, other_causes=others, unexplained=left), profile
+    main, *others = roots
+    values = {name: getattr(main, name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
+    other_causes = tuple(other.cause for other in others)
+    unexplained = tuple(suspect.cause for suspect in examined.diagnosis.unexplained)
+    return replace(row, **values, other_causes=other_causes, unexplained=unexplained), profile
 
 
 def _host_name(examined: Examination) -> str:

@@ -17,8 +17,7 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
-from gpunode.runtimes import RUNTIMES
-from gpunode.runtimes import Runtime as RuntimeRow
+from gpunode.runtimes import RUNTIMES, Runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import cdi
@@ -112,7 +111,7 @@ def _detect_driver(facts: Facts) -> Driver:
 def _auto_if_same_flavour(
     facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice
 ) -> KernelModuleType:
-    """Return ``auto`` if it selects the same flavour, so that the recipe says no more than necessary."""
+    """Return ``auto`` if it selects the same flavour, so that the recipe sets no more than necessary."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Refusal) and auto.flavour == chosen.flavour
     return "auto" if same else desired.kernel_module_type
@@ -145,13 +144,13 @@ def note_unread_runtimes(facts: Facts) -> Iterator[str]:
             yield f"{error.what} ({error.why}); if {row.id} has an nvidia runtime, this recipe lacks it{again}"
 
 
-def _is_on_node(row: RuntimeRow, facts: Facts) -> bool:
+def _is_on_node(row: Runtime, facts: Facts) -> bool:
     packages, fact = known(facts.packages, {}), facts.unit(row.unit)
     states = (packages.get(PackageId(name)) for name in row.packages)
     return any(one and not one.config_files_only for one in states) or (isinstance(fact, Known) and fact.value.exists)
 
 
-def _reading_error(row: RuntimeRow, facts: Facts) -> Refused | Undetermined | None:
+def _reading_error(row: Runtime, facts: Facts) -> Refused | Undetermined | None:
     try:
         inspect_from_facts(facts, row)
     except (Refused, Undetermined) as error:
@@ -159,7 +158,7 @@ def _reading_error(row: RuntimeRow, facts: Facts) -> Refused | Undetermined | No
     return None
 
 
-def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
+def _configured_runtime(row: Runtime, facts: Facts) -> RuntimeSettings | None:
     try:
         observed = inspect_from_facts(facts, row)
     except (Refused, Undetermined):

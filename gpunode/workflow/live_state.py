@@ -314,5 +314,5 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
 
 
 def _list_regular_files(host: HostView, place: str) -> Iterator[str]:
-    found = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
-    yield from (one.path for one in decode_matches(found.data) if one.link is None) if found.outcome == "ok" else ()
+    capture = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
+    yield from (one.path for one in decode_matches(capture.data) if one.link is None) if capture.outcome == "ok" else ()

@@ -67,7 +67,7 @@ class LostRecord:
 def assess_lost_record(
     marked: Mapping[str, FileState], facts: Facts, recorded: RecordedAdditions, folder: str
 ) -> LostRecord | None:
-    """Return the ``marked`` files that no recorded run wrote, and other things that look like a setup's work.
+    """Return the ``marked`` files that no recorded run wrote, and other files and packages that a setup may have left.
 
     A file that had the mark before the first recorded run wrote it belongs to an unrecorded run.
 

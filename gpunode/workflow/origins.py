@@ -22,10 +22,10 @@ _KEY_FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     """Return ``plan`` with the known origins of its packages, from a single query."""
-    brought = {change: after for change in plan.packages if (after := change.known_final_state)}
-    if not brought:
+    installed = {change: after for change in plan.packages if (after := change.known_final_state)}
+    if not installed:
         return plan
-    named = dict.fromkeys(change.id for change in brought)
+    named = dict.fromkeys(change.id for change in installed)
     package_system = system(facts)
     answer = host.run_probe(package_system.archives_probe(named))
     archives = package_system.parse_archives(answer.text) if answer.outcome == "ok" else {}
@@ -36,9 +36,9 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         return f"{place}, {_describe_signature(archive, facts, host)}"
 
     located: dict[Change, PackageChange] = {}
-    for change, after in brought.items():
-        found = archives.get((change.id.name, after.version), ())
-        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
+    for change, after in installed.items():
+        origins = archives.get((change.id.name, after.version), ())
+        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, origins))))
     steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
     return replace(plan, steps=steps, dependencies=tuple(located.get(change, change) for change in plan.dependencies))
 
@@ -97,9 +97,9 @@ def _describe_keys(word: str, host: HostView) -> str:
 
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
-        found = openpgp.list_key_fingerprints(capture.data) if capture.outcome == "ok" else ()
+        fingerprints = openpgp.list_key_fingerprints(capture.data) if capture.outcome == "ok" else ()
     except ValueError:
-        found = ()
-    if len(found) == 1:
-        return found[0]
-    return f"a key of {word}" + (f" ({' '.join(found)})" if found else "")
+        fingerprints = ()
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return f"a key of {word}" + (f" ({' '.join(fingerprints)})" if fingerprints else "")

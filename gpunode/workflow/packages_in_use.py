@@ -54,9 +54,9 @@ def _find_packages_with_data(
         package = PackageId(row.packages[0])
         if package not in going:
             continue
-        found = (host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in row.data_lost_by_purge)
+        captures = (host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in row.data_lost_by_purge)
         # What cannot be listed may be data.
-        if not any(one.data or one.outcome not in {"ok", "absent"} for one in found):
+        if not any(one.data or one.outcome not in {"ok", "absent"} for one in captures):
             continue
         loss = (
             f"a purge deletes {posixpath.commonpath(row.data_lost_by_purge)}, which has containers, images or volumes"
@@ -76,8 +76,8 @@ def _find_builders_in_use(host: HostView, going: Collection[PackageId], footprin
     No package need depend on them: a vendor's installer adds a module by itself, and DKMS only recommends headers.
     Without them the next kernel would lack that module, such as its network card's or ZFS.
     """
-    found = decode_matches(host.run_probe(Probe(_DKMS_SOURCES, glob=_DKMS_SOURCES, contents=False)).data)
-    modules = {match.path.split("/")[4] for match in found}
+    matches = decode_matches(host.run_probe(Probe(_DKMS_SOURCES, glob=_DKMS_SOURCES, contents=False)).data)
+    modules = {match.path.split("/")[4] for match in matches}
     others = sorted(name for name in modules if not name.startswith(_OWN_DKMS_MODULES))
     if not others:
         return {}

@@ -80,8 +80,8 @@ def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
     global _job
     _job = job
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = memory + own_address_space_bytes()  # loaded pages are shared, yet count for each process
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = memory + own_address_space_bytes()  # loaded pages are shared, yet count for each process
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, _raise_cpu_time_exceeded)
@@ -148,8 +148,8 @@ _MEM_AVAILABLE_LINE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.M
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
     """Return the free memory: the lower of the kernel's and the cgroup's values."""
-    told = _MEM_AVAILABLE_LINE.search(_read_text(root / "proc/meminfo"))
-    free = int(told[1]) << 10 if told else _FALLBACK_FREE_BYTES
+    available = _MEM_AVAILABLE_LINE.search(_read_text(root / "proc/meminfo"))
+    free = int(available[1]) << 10 if available else _FALLBACK_FREE_BYTES
     return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
 
 

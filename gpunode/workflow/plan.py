@@ -54,8 +54,8 @@ def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
     sought = [
         one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
     ]
-    found = host.simulate(sought) if sought else None
-    return found.problem if found and not found.problem.startswith(NOT_SIMULATED_PREFIX) else ""
+    simulation = host.simulate(sought) if sought else None
+    return simulation.problem if simulation and not simulation.problem.startswith(NOT_SIMULATED_PREFIX) else ""
 
 
 def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
@@ -92,7 +92,7 @@ def resolve_versions(
     simulate: Simulate,
     locked: Mapping[PackageId, str] = _NO_LOCKED_VERSIONS,
 ) -> Transaction:
-    """Return the exact transaction for ``changes``; unchanged if there is no package manager to ask.
+    """Return the exact transaction for ``changes``; unchanged without a package manager.
 
     Without the purges, the solver upgrades every old package that has a newer version. Only those that the new driver
     or a remaining package needs are upgraded; the others are purged. A dependency that the solver would install in a
@@ -133,9 +133,9 @@ class _Resolver:
         if simulation is None or simulation.problem:
             return Transaction(self.changes, problem=simulation.problem if simulation else "")
         self._refuse_unplanned(simulation)
-        along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
+        dependencies = frozenset({*self.upgraded, *(change.id for change in self.pins)})
         return replace(
-            _exact_transaction(self.adjusted_changes, self.installed, simulation, along), upgraded=self.upgraded
+            _exact_transaction(self.adjusted_changes, self.installed, simulation, dependencies), upgraded=self.upgraded
         )
 
     @property
@@ -182,7 +182,7 @@ class _Resolver:
     def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
         """Simulate the complete transaction, with as few of the ``purges`` upgraded instead as the solver allows.
 
-        First ask the solver to purge all of them. Then upgrade each one that it needs, until it agrees. A package
+        First simulate the purge of all of them. Then upgrade each one that the solver needs, until it agrees. A package
         that it would also remove is requested by name, so that the solver reports what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")
@@ -253,13 +253,13 @@ def _find_fabric_mismatches(
 ) -> tuple[str, dict[PackageId, str]]:
     """Return the driver's version, and the fabric's packages that would have another, with that version."""
     named = {change.id for change in installs if isinstance(change.after, KnownAfter) and change.after.why == "driver"}
-    coming = {
+    planned = {
         action.id: upstream(action.version)
         for action in simulation.actions
         if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOL_PACKAGES
     }
-    of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
-    versions = {version for one, version in coming.items() if one not in of_fabric}
+    of_fabric = {one: version for one, version in planned.items() if is_version_locked(one.name)}
+    versions = {version for one, version in planned.items() if one not in of_fabric}
     driver = versions.pop() if len(versions) == 1 else ""
     return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
 
@@ -277,9 +277,9 @@ def _fabric_version_hint(version: str, driver: str) -> str:
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
     """Return the packages other than the driver's that would be removed, as changes that keep them."""
-    gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
-    others = sorted(gone.keys() - driver_packages(gone) - {*named})
-    return {other: PackageChange(other, None, PackageState(gone[other])) for other in others if gone[other]}
+    removed = {action.id: action.former for action in simulation.actions if action.verb != "install"}
+    others = sorted(removed.keys() - driver_packages(removed) - {*named})
+    return {other: PackageChange(other, None, PackageState(removed[other])) for other in others if removed[other]}
 
 
 def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
@@ -521,9 +521,9 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     if not changes:
         return Losses()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    found = _find_versions((change.id for change in changes), installed, list_offered_versions)
-    if not found:
+    offered = _find_versions((change.id for change in changes), installed, list_offered_versions)
+    if not offered:
         return None
-    lost = [change for change in changes if change.states[0] not in found.get(change.id, ())]
-    purged = tuple(change for change in lost if not change.exists_after and not found.get(change.id))
+    lost = [change for change in changes if change.states[0] not in offered.get(change.id, ())]
+    purged = tuple(change for change in lost if not change.exists_after and not offered.get(change.id))
     return Losses(purged, tuple(change for change in lost if change not in purged))

@@ -35,7 +35,7 @@ class Backlog:
         marks: packages that an interrupted run installed without marking them as automatic or held.
         holds_at_risk: packages that interrupted runs were reinstalling, and that were on hold.
         changed_since: those of them that somebody else brought to another version since.
-        cut: the newest run, if it was cut short.
+        interrupted_run: the newest run, if it was cut short.
         ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty if it was
             completed.
         verb: the verb of the newest run that set up the node or undid something, else of an edit of a runtime's files.
@@ -49,7 +49,7 @@ class Backlog:
     marks: tuple[PackageChange, ...] = ()
     holds_at_risk: tuple[PackageChange, ...] = ()
     changed_since: tuple[PackageChange, ...] = ()
-    cut: RunRecord | None = None
+    interrupted_run: RunRecord | None = None
     ending_phrase: str = ""
     verb: Verb = "setup"
     unread_reason: str = ""
@@ -100,20 +100,23 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         UsageError: only root may read the journals.
         JournalDamaged: a journal is damaged.
     """
-    pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
+    pending_triggers = still_pending_triggers(store.find_pending_triggers(), facts)
+    interrupted = store.find_interrupted_run()
     since = store.list_runs_since_completed()
     at_risk = tuple(_find_holds_at_risk(store, since)) if since else ()
     present = ((change, known(facts.packages, {}).get(change.id)) for change in at_risk)
     changed = tuple(replace(change, after=now) for change, now in present if now and now.version != change.states[0])
     holds = tuple(change for change in at_risk if change.id not in {one.id for one in changed})
-    marks = find_missing_marks(cut, facts, holds)
+    marks = find_missing_marks(interrupted, facts, holds)
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
-    verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
-    how = "was cut short" if cut is not None else ended
+    verb = interrupted.verb if interrupted else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
+    ending_phrase = "was cut short" if interrupted else ended
     lost = find_lost_record(store, facts)
     return Backlog(
-        pending_triggers, marks, holds, changed, cut, how, verb, lost=lost, blank_run=store.explain_blank_run()
+        *(pending_triggers, marks, holds, changed, interrupted, ending_phrase, verb),
+        lost=lost,
+        blank_run=store.explain_blank_run(),
     )
 
 
@@ -223,10 +226,10 @@ def find_missing_marks(
     begun = PackageChange.of_kind(run.changes("unknown", "failed")) if run is not None else ()
     marks_by_id = {change.id: _intended_marks(run, change, installed) for change in begun if run is not None}
     marks_by_id |= {change.id: change.before for change in holds_at_risk}
-    meant = ((package, installed.get(package), marks) for package, marks in marks_by_id.items())
+    intended = ((package, installed.get(package), marks) for package, marks in marks_by_id.items())
     changes = (
         PackageChange(package, now, replace(now, auto=now.auto or marks.auto, held=now.held or marks.held))
-        for package, now, marks in meant
+        for package, now, marks in intended
         if now is not None and marks is not None
     )
     return tuple(one for one in changes if one.before != one.after or one.id in facts.selected_for_removal)

@@ -15,7 +15,7 @@ from gpunode.runtimes import find_runtime
 from gpunode.values import dataclass
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Observer, ignore_event
-from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback
+from gpunode.workflow.rollback import UndoResult, execute_undo, plan_rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import check_configuration
 
@@ -31,7 +31,7 @@ class Rehearsal:
 
     setup: SetupResult
     checks: tuple[Check, ...]
-    rollback: RollbackResult | None = None
+    rollback: UndoResult | None = None
     restored: Mapping[str, bool] = field(default_factory=dict)
 
 
@@ -53,7 +53,7 @@ def rehearse(
         return Rehearsal(done, checks)
     back = plan_rollback(store, host, done.run)
     # Ignore its events: the result reports every file at the end.
-    undone = rollback(back, host, store, on_event=ignore_event)
+    undone = execute_undo(back, host, store, on_event=ignore_event)
     restored = {change.path: host.files.get(change.path) == files.get(change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 

@@ -190,11 +190,11 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
     """Yield handlers that were removed from one file and that another file still registers with NVIDIA's program."""
     from gpunode.runtimes.reversal import changed_handlers  # on use: `log` and `rollback --list` load this module, too
 
-    taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
-    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
+    removed = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
+    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if removed else ())):
         by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
         where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
-        for name in (one for one in list_toolkit_handlers(facts, row) if one in taken):
+        for name in (one for one in list_toolkit_handlers(facts, row) if one in removed):
             yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 
@@ -202,9 +202,9 @@ def _package_changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
     """Yield gpunode's changes of packages that were installed before it; these are not undone."""
-    there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
-    gone = sorted(str(one) for one in there if one not in installed)
-    changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)
+    former = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(str(one) for one in former if one not in installed)
+    changed = sorted(str(one) for one in former if one in installed and installed[one].version != former[one].version)
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:

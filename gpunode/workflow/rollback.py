@@ -29,7 +29,7 @@ from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_co
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackResult:
+class UndoResult:
     """The result of a rollback or a removal; ``run`` is itself a run that can be rolled back."""
 
     plan: UndoPlan
@@ -59,7 +59,7 @@ def plan_rollback(
         Undetermined: a file, or docker's list of containers, cannot be read.
         Refused: the package manager would do something else.
     """
-    footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}
+    footprint, runs = store.read_run_footprint(run_id), {run.id: run for run in store.read_runs()}
     run = runs[run_id]
     if facts and run.undone_by and not run.is_fully_undone:
         # Its configuration is undone, and that of an earlier run may be, too.
@@ -139,10 +139,10 @@ def _unconfigure_commands(store: Store, change: FileChange, current: FileState |
     return "\n".join(store.command(*words, *name) for name in sorted(names))
 
 
-def rollback(
+def execute_undo(
     plan: UndoPlan, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None] = lambda: None
-) -> RollbackResult:
-    """Carry out ``plan`` in a run of its own, and make the daemons reread their files.
+) -> UndoResult:
+    """Carry out the plan of a rollback or a removal in a run of its own, and make the daemons reread their files.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
@@ -157,7 +157,7 @@ def rollback(
         run.commit("failed", "\n".join(plan.notes))  # a GPU's layout; so the run does not count as undone
     else:
         run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
-    return RollbackResult(plan, run.id, trigger_results)
+    return UndoResult(plan, run.id, trigger_results)
 
 
 def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
@@ -167,7 +167,7 @@ def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
         ChangeFailed: the record could not be written.
     """
     if not run.is_undone(with_packages=with_packages):
-        store.begin("rollback", undoes=run.run, with_packages=with_packages).commit("done")
+        store.begin("rollback", undoes=run.id, with_packages=with_packages).commit("done")
 
 
 def undo_failure(plan: UndoPlan) -> GpunodeError | None:
@@ -199,9 +199,9 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
         return by + rest
     try:
         if not run.configuration_subjects:
-            refuse_shared_subjects(store, run.run, store.read_run_footprint(run.run).subjects)
+            refuse_shared_subjects(store, run.id, store.read_run_footprint(run.id).subjects)
             return f"can be undone now: {beyond}"
-        back = plan_rollback(store, host, run.run, allow_disruption=True)
+        back = plan_rollback(store, host, run.id, allow_disruption=True)
     except GpunodeError as error:
         if error.hint == rollback_command(store, run, with_packages=True):
             return f"can be undone now: {beyond}"
@@ -260,7 +260,7 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
     ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked. If that
     one ended early as well, the later run was to complete it, and nothing that worked is undone with it.
     """
-    since = list(takewhile(lambda run: run.run != found.run, _applying_runs(store)))
+    since = list(takewhile(lambda run: run.id != found.id, _applying_runs(store)))
     if not since or found.ending not in COMPLETED_RESULTS or since[0].ending in COMPLETED_RESULTS:
         return
     if since[0].undone_by or found.undone_by:
@@ -280,7 +280,7 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
 
 
 def _applying_runs(store: Store) -> Iterator[RunRecord]:
-    """Yield the runs that are no undo, newest first: two rollbacks without RUN would undo each other in turn."""
+    """Yield the runs other than undos, newest first: two rollbacks without RUN would undo each other in turn."""
     return (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
 
 
@@ -298,7 +298,7 @@ def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: boo
     # What a plain rollback leaves of the runs can only be undone with the packages.
     for whole in dict.fromkeys((with_packages, True)):
         runs = (one for one in _undoable_runs(store, with_packages=whole) if not one.is_undone(with_packages=whole))
-        if left := next((one for one in runs if whole != with_packages or one.run != run.run), None):
+        if left := next((one for one in runs if whole != with_packages or one.id != run.id), None):
             return replace(done, newest_not_undone=left, command=rollback_command(store, left, with_packages=whole))
     return done
 
@@ -329,7 +329,7 @@ def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str])
     if later:
         both = join_names(sorted(frozenset().union(*later.values())), _MAX_SUBJECTS_SHOWN)
         raise Conflict(
-            f"later runs changed the same things: {', '.join(run.run for run in later)}",
+            f"later runs changed the same things: {', '.join(run.id for run in later)}",
             why=f"undoing {run_id} alone would mix their versions of {both}",
             hint=_undo_commands(store, later),
         )
@@ -354,7 +354,7 @@ def _refuse_needed_removals(store: Store, undone: UndoPlan, host: Host, packages
                 lines.append(f"{made}, of run {run.label}, needs {join_names(missed, _MAX_SUBJECTS_SHOWN)}")
     if needing:
         raise Conflict(
-            f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
+            f"a later run needs what this would remove: {', '.join(run.id for run in needing)}",
             why="\n".join(lines[:_MAX_SUBJECTS_SHOWN]),
             hint=_undo_commands(store, needing),
         )
@@ -380,8 +380,8 @@ def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
     A repair completes what others began, and restores holds: it changes nothing that an undo would mix up.
     """
     runs = store.read_runs()
-    since = runs[[run.run for run in runs].index(run_id) :]
-    here = {run.run for run in since}
+    since = runs[[run.id for run in runs].index(run_id) :]
+    here = {run.id for run in since}
     return [run for run in since[1:] if run.verb != "repair" and run.begin.undoes not in here]
 
 

@@ -106,46 +106,43 @@ def setup(
     losses = find_losses(preview, facts, host.list_offered_versions)
     if losses and not options.allow_loss:
         losses.refuse_purges()
-    left = find_backlog(store, facts)
+    backlog = find_backlog(store, facts)
     on_event(PlanCompleted(preview))
     if losses and losses.note:
         on_event(Notice(losses.note))
-    nothing_to_do = not left and not any(stage.ordered_changes for stage in preview)
-    if left.cut is not None:
-        on_event(
-            Notice(
-                describe_interrupted_run(left.cut, "nothing is left to do" if nothing_to_do else "this run finishes it")
-            )
-        )
-    if left:
-        on_event(Notice(f"{left}; this run does it"))
-    for note in left.hold_notes:
+    nothing_to_do = not backlog and not any(stage.ordered_changes for stage in preview)
+    if backlog.interrupted_run is not None:
+        then = "nothing is left to do" if nothing_to_do else "this run finishes it"
+        on_event(Notice(describe_interrupted_run(backlog.interrupted_run, then)))
+    if backlog:
+        on_event(Notice(f"{backlog}; this run does it"))
+    for note in backlog.hold_notes:
         on_event(Notice(note))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
-        if left.cut is not None:
-            store.close_interrupted_run(left.cut.run)
+        if backlog.interrupted_run is not None:
+            store.close_interrupted_run(backlog.interrupted_run.id)
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     from gpunode.workflow.apply import Applier, recording_failure  # loaded on use, as all below: often nothing is done
 
     if not options.allow_disruption:
         from gpunode.workflow.disruption import refuse_disruptive_setup
 
-        refuse_disruptive_setup(preview, left.pending_triggers, facts, host)
+        refuse_disruptive_setup(preview, backlog.pending_triggers, facts, host)
     host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the user's time to answer does not count
-    untriggered_changes = store.find_untriggered_changes(left.pending_triggers)
+    untriggered_changes = store.find_untriggered_changes(backlog.pending_triggers)
     run = store.begin("setup", recipe=recipe.name, recipe_sha256=options.recipe_sha256)
-    applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
-    made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, losses)
+    applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, backlog.pending_triggers)
+    walk = _SetupRun(recipe, host, applier, advance, options, preview, backlog, facts, losses)
     with recording_failure(applier):
-        made.execute()
-    run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
+        walk.execute()
+    run.commit("waiting" if walk.waits else "done", "; ".join(wait.reason for wait in walk.waits))
     seconds = time.monotonic() - started
     return SetupResult(
-        preview, tuple(made.applied), tuple(made.trigger_results), made.waits, run.id, seconds, made.facts
+        preview, tuple(walk.applied), tuple(walk.trigger_results), walk.waits, run.id, seconds, walk.facts
     )
 
 
@@ -175,7 +172,7 @@ class _SetupRun:
     advance: AdvanceFacts
     options: SetupOptions
     confirmed_plan: tuple[StagePlan, ...]
-    left: Backlog
+    backlog: Backlog
     facts: Facts
     losses: Losses | None
     applied: list[StagePlan] = field(default_factory=list)
@@ -186,20 +183,21 @@ class _SetupRun:
         """Apply every stage, and run the triggers of this run and of earlier ones."""
         from gpunode.workflow.apply import final_triggers
 
-        self.applier.run_triggers([trigger for trigger in self.left.pending_triggers if trigger.runs_at_stage_end])
+        self.applier.run_triggers([trigger for trigger in self.backlog.pending_triggers if trigger.runs_at_stage_end])
         for stage in walk_stages(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])
             self.applied.append(stage)
-        self._restore_marks(find_missing_marks(self.left.cut, self.facts, self.left.holds_at_risk), self.applied[-1])
-        late = {trigger for trigger in self.left.pending_triggers if not trigger.runs_at_stage_end}
+        missing = find_missing_marks(self.backlog.interrupted_run, self.facts, self.backlog.holds_at_risk)
+        self._restore_marks(missing, self.applied[-1])
+        late = {trigger for trigger in self.backlog.pending_triggers if not trigger.runs_at_stage_end}
         ending = self.applier.run_triggers(sort_triggers({*late, *final_triggers(self.applied)}))
         self.trigger_results += ending
         if ending:
             # Daemons have been restarted since the last probe.
             self.facts = self.advance(self.facts, self.applied[-1])
         # Plan again at the end: a late event, such as a module that something else loaded, may require a reboot.
-        left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
-        self.waits = tuple(wait for stage in left for wait in stage.waits)
+        plans = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
+        self.waits = tuple(wait for stage in plans for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
             arrange_resume(self.applier, self.options.resume, self.facts)
 
@@ -269,14 +267,14 @@ class _SetupRun:
         self.facts = facts
         if stage.stage == "sources":
             # Before the packages stage, or an upgrade would move a package whose hold a killed run has lost.
-            self._restore_marks(find_missing_marks(None, facts, self.left.holds_at_risk), stage)
+            self._restore_marks(find_missing_marks(None, facts, self.backlog.holds_at_risk), stage)
         return self.facts
 
     def _check_converged(self, facts: Facts, stage: StagePlan) -> None:
         """Raise if a stage, planned again, still has changes: a tool reported success and did not do its work."""
         # With ``upgrade`` a step always requests the newest version; the result only has to satisfy a plain setup.
-        left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
-        for step in left.steps:
+        new_plan = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
+        for step in new_plan.steps:
             changes = [change for change in step.changes if not change.may_recur_in_stage]
             if changes and isinstance(step.outcome, Planned):
                 listed = ", ".join(dict.fromkeys(change.subject for change in changes))

@@ -19,8 +19,7 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Recipe
-from gpunode.recipe import RuntimeSettings as WantedRuntime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
@@ -142,8 +141,8 @@ class NodeStatus:
 def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     """Return the status of the node; unknown values are shown as absent or None."""
     packages = known(facts.packages, {})
-    found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
-    drivers = found if has_driver(found) else {}
+    present = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    drivers = present if has_driver(present) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     # The module of a removed driver stays loaded, but no program finds its libraries.
@@ -158,7 +157,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         (note for recipe in recipes for note in state_notes(recipe, facts, is_users_recipe=False)),
     )
     package_system = system(facts)
-    cut = backlog.cut.begin if backlog.cut else None
+    begin = backlog.interrupted_run.begin if backlog.interrupted_run else None
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -179,7 +178,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         ),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
-        pending_undo=str(sudo_gpunode(*cut.argv)) if cut and cut.verb in {"rollback", "remove"} else "",
+        pending_undo=str(sudo_gpunode(*begin.argv)) if begin and begin.verb in {"rollback", "remove"} else "",
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -189,7 +188,7 @@ def _make_recipes(runtimes: Iterable[RuntimeStatus]) -> Iterator[Recipe]:
     defaults = {one.id: one.configured.default if one.configured else "" for one in runtimes} or {"none": ""}
     for name, default in defaults.items():
         has_default = default == DesiredConfig().handler
-        yield Recipe("status", runtime=WantedRuntime(name, set_as_default=has_default or None))
+        yield Recipe("status", runtime=RuntimeSettings(name, set_as_default=has_default or None))
 
 
 def _note_unfinished_packages(facts: Facts) -> Iterator[str]:
@@ -244,8 +243,8 @@ def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
 def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
     """Return the version that most driver packages have."""
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
-    found = [version for version in versions if version]
-    return max(found, key=found.count) if found else ""
+    known_versions = [version for version in versions if version]
+    return max(known_versions, key=known_versions.count) if known_versions else ""
 
 
 def _find_pending_flavour(loaded: LoadedDriver | None, builders: Iterable[PackageId]) -> str:
@@ -263,13 +262,13 @@ def _kernels_without_module(kernels: Kernels | None, facts: Facts) -> tuple[str,
 
 def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
     packages = known(facts.packages, {})
-    found = []
+    statuses = []
     for row in RUNTIMES:
         states = (packages.get(PackageId(name)) for name in row.packages)
-        found += [
+        statuses += [
             _runtime_status(row, state.version, facts) for state in states if state and not state.config_files_only
         ][:1]
-    return [*found, *_bundled_containerd(facts)]
+    return [*statuses, *_bundled_containerd(facts)]
 
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:

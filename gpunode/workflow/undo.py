@@ -221,10 +221,10 @@ def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
 def drop_source_conflicts(
     steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
+    """Return ``steps`` without those after which the package manager would reject its sources, and what stays instead.
 
-    That is a former list which contradicts one that stays, such as gpunode's list that replaced it, and a keyring that
-    a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
+    Those restore a list which contradicts one that stays, such as gpunode's list that replaced it, or remove a keyring
+    that a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
 
     ``kept`` is what the undo already leaves, possibly gpunode's own list; ``backup_of`` returns the backup's path
     for some content.
@@ -255,14 +255,14 @@ def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own
 
 def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
     """Return the first step that restores an entry which contradicts a remaining one, and that remaining entry."""
-    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
+    remaining = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
-        coming = _restored_source_entries(step, facts)
-        for source in coming:
-            if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
+        restored = _restored_source_entries(step, facts)
+        for source in restored:
+            if other := next((one for one in remaining if system(facts).contradict(source, one, architecture)), None):
                 return step, other
-        there += coming
+        remaining += restored
     return None
 
 
@@ -372,32 +372,32 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
     trail = _join_over_edits(trail, is_whole=True)
     joined = _join_over_edits(trail, is_whole=False)
     try:
-        found = _undo_newest_first(trail, current, resolve_edit)
+        restored = _undo_newest_first(trail, current, resolve_edit)
     except Conflict:
         if len(joined) == len(trail):
             raise
         return _undo_newest_first(joined, current, resolve_edit)
-    return _undo_newest_first(joined, current, resolve_edit) if found.keeps_changed else found
+    return _undo_newest_first(joined, current, resolve_edit) if restored.keeps_changed else restored
 
 
 def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
-    found = RestoredFile(current)
+    restored = RestoredFile(current)
     # Somebody may have put back what gpunode left before a later edit, which is no part of the file then.
     as_left = [n for n, span in enumerate(trail, 1) if current is not None and span.may_have_left(current)]
     for span in reversed(trail[: max(as_left, default=len(trail))]):
-        if span.may_have_left(found.state):
-            found = replace(found, state=span.change.before)
-        elif found.state != span.change.before:  # else the run was cut short before it, or somebody undid it
-            resolved = resolve_edit(span, found.state)
+        if span.may_have_left(restored.state):
+            restored = replace(restored, state=span.change.before)
+        elif restored.state != span.change.before:  # else the run was cut short before it, or somebody undid it
+            resolved = resolve_edit(span, restored.state)
             if resolved is None:
-                return found
-            found = replace(
+                return restored
+            restored = replace(
                 resolved,
-                is_unclear=found.is_unclear or resolved.is_unclear,
-                keeps_changed=found.keeps_changed or resolved.keeps_changed,
-                notes=(*found.notes, *resolved.notes),
+                is_unclear=restored.is_unclear or resolved.is_unclear,
+                keeps_changed=restored.keeps_changed or resolved.keeps_changed,
+                notes=(*restored.notes, *resolved.notes),
             )
-    return found
+    return restored
 
 
 def _join_over_edits(trail: FileTrail, *, is_whole: bool) -> FileTrail:

@@ -226,9 +226,9 @@ def _load_returning_driver(
 
     If a rival driver has the GPU, only a reboot loads the module: the services wait, and the second value says why.
     """
-    brings = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
-    comes = any(one.exists_after and any(brings_module(one.id) for brings_module in brings) for one in packages)
-    if not comes or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
+    builds_or_contains = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
+    is_restored = any(one.exists_after and any(test(one.id) for test in builds_or_contains) for one in packages)
+    if not is_restored or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
     if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
         load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))
@@ -513,9 +513,9 @@ def drop_unavailable_versions(
 
     If a remaining change needs one of them, nothing is restored: a removal must not depend on that.
     """
-    coming = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
-    offered = host.list_offered_versions([change.id for change in coming])
-    gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
+    restored = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
+    offered = host.list_offered_versions([change.id for change in restored])
+    gone = [change for change in restored if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
     names: dict[str, list[str]] = {}
@@ -528,7 +528,7 @@ def drop_unavailable_versions(
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
         return rest, lost
-    left = [change for change in coming if change not in gone]
+    left = [change for change in restored if change not in gone]
     dependents = KeptItem(join_names(sorted(str(one.id) for one in left)), "cannot be restored without these")
     return tuple(change for change in rest if change not in left), (*lost, dependents)
 
@@ -602,11 +602,11 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
 
 def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: Iterable[PackageChange]) -> bool:
     """Return whether the loaded kernel module is the installed one, once ``packages`` are changed."""
-    found = family(facts.distro.value) if isinstance(facts.distro, Known) else None
-    if found is None:
+    distro_family = family(facts.distro.value) if isinstance(facts.distro, Known) else None
+    if distro_family is None:
         return False
     chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
-    builder = PackageId(found.dkms_package(chosen))
-    coming = {one.id: one.known_final_state for one in packages}
-    state = coming[builder] if builder in coming else known(facts.packages, {}).get(builder)
+    builder = PackageId(distro_family.dkms_package(chosen))
+    final_states = {one.id: one.known_final_state for one in packages}
+    state = final_states[builder] if builder in final_states else known(facts.packages, {}).get(builder)
     return state is not None and not state.config_files_only and upstream(state.version) == loaded.version

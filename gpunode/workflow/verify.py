@@ -24,8 +24,7 @@ from gpunode.runtimes.found import contents_of_states, inspect_from_facts, state
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
-from gpunode.steps.mig import MIG_STEP
-from gpunode.steps.mig import may_use_mig as mig_is_wanted
+from gpunode.steps.mig import MIG_STEP, may_use_mig
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
 from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
@@ -119,7 +118,7 @@ def verify(
     undetermined: list[Undetermined] = []
     # NVML and the runtime are queried in parallel; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
+        query = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_CHECK_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
@@ -128,7 +127,7 @@ def verify(
             if _is_step_selected(only, RUNTIME_CONFIG_STEP)
             else ()
         )
-        answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(asked.result())) if asked else None
+        answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(query.result())) if query else None
     inventory = answer if isinstance(answer, NvmlInventory) else None
     checks += _check_mig_layout(recipe, facts) if _is_step_selected(only, MIG_STEP) else ()
     checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
@@ -198,7 +197,7 @@ def check_configuration(
 
 def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
-    if not mig_is_wanted(recipe):
+    if not may_use_mig(recipe):
         return
     check = partial(Check, "mig", "the GPUs have the MIG layout")
     match MIG_STEP.plan(recipe, facts):
@@ -236,7 +235,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         )
         return
     try:
-        found = read_effective_config(row.id)
+        observed = read_effective_config(row.id)
     except Undetermined:
         raise
     except GpunodeError as error:
@@ -245,12 +244,12 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
             hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
         yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
-    if found is None:
+    if observed is None:
         unit = facts.unit(row.unit)
         reason = explain_missing_client(row, has_daemon=isinstance(unit, Known) and unit.value.exists)
         yield Check("runtime", title, "skipped", reason, _SETUP_COMMAND)
         return
-    yield _check_handler(row, recipe, found, title, facts)
+    yield _check_handler(row, recipe, observed, title, facts)
 
 
 def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title: str, facts: Facts) -> Check:
@@ -277,17 +276,17 @@ def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Fact
     detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"
     try:
         files = states_from_facts(facts, row, DesiredConfig())
-        says = row.inspect(contents_of_states(files), DesiredConfig())
+        configured = row.inspect(contents_of_states(files), DesiredConfig())
     except (Refused, Undetermined):
         return detail, _SETUP_COMMAND  # setup reports what is wrong with the files
-    if says.cri_disabled:
+    if configured.cri_disabled:
         return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
-    if says.handlers.get("nvidia") is None and row.product:
+    if configured.handlers.get("nvidia") is None and row.product:
         again = f"systemctl restart {row.unit}"
         return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
-    if says.handlers.get("nvidia") is None:
+    if configured.handlers.get("nvidia") is None:
         return detail, _SETUP_COMMAND
-    if says.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+    if configured.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
         return f"{detail}: {TOOLKIT_PROGRAM} is not installed, so {row.id} leaves nvidia out", missing.hint
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None

@@ -202,6 +202,7 @@ _USUAL_FOR: Final = {
     "gpu-legacy-unsupported-by-branch": ("1b80", "595.71.05"),
     "gpu-too-new-for-driver": ("2b85", "550.163.01"),
     "open-module-on-pre-turing": ("1b80", "580.95.05"),
+    "open-module-only-data-center": ("1e81", "515.65.01"),
     "proprietary-module-on-blackwell": ("2b85", "580.95.05"),
     "vm-passthrough-hypervisor-detected": ("1c82", "460.91.03"),
 }
@@ -544,6 +545,7 @@ STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
     "nouveau-bound": (_nouveau, _nouveau_beside_driver),
     "old-command-form": (_old_toolkit,),
     "open-module-on-pre-turing": (_open,),
+    "open-module-only-data-center": (_open,),
     "operator-no-driver-image": (_no_driver,),
     "proprietary-module-on-blackwell": (_proprietary,),
     "runfile-leftover": (_run_file,),

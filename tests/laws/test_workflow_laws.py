@@ -21,7 +21,7 @@ from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan, collect_notes, project_stage, state_notes
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.plan import has_pending_work, plan
-from gpunode.workflow.rollback import plan_rollback, rollback
+from gpunode.workflow.rollback import execute_undo, plan_rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
@@ -142,7 +142,7 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
         store = Store(folder)
         done = _setup(recipe, host, store, node)
         assume(done.run)
-        rollback(plan_rollback(store, host, done.run), host, store, on_event=ignore_event)
+        execute_undo(plan_rollback(store, host, done.run), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 
@@ -167,7 +167,7 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
         _forget_the_end(store)
         host.cut_at = -1
         for summary in store.read_runs():
-            rollback(plan_rollback(store, host, summary.run), host, store, on_event=ignore_event)
+            execute_undo(plan_rollback(store, host, summary.id), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 

@@ -68,13 +68,13 @@ class InstalledRelations:
         )
 
     def satisfying_packages(
-        self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
+        self, packages: Mapping[PackageId, PackageState], dependents: Iterable[PackageId]
     ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
-        """Return the installed packages that meet each dependency of each package in ``asked``."""
+        """Return the installed packages that meet each dependency of each of the ``dependents``."""
         installed = _Installed.of(self.entries, packages)
         return {
             package: tuple(found for _, found in installed.answers(entry))
-            for package in asked
+            for package in dependents
             if (entry := installed.relations_of(package)) is not None
         }
 

@@ -122,12 +122,12 @@ def _hint_on_lost_version(problem: str, facts: Facts, offered: Mapping[PackageId
     if not (lacking := versions_not_found(problem)):
         return ""
     package, version = lacking[0]
-    there = {one: state for one, state in known(facts.packages, {}).items() if fnmatchcase(state.version, version)}
+    found = {one: state for one, state in known(facts.packages, {}).items() if fnmatchcase(state.version, version)}
     versions = sorted(offered.get(package, ()))
-    if not there or not any(is_older(version.removesuffix("-*"), other) for other in versions):
+    if not found or not any(is_older(version.removesuffix("-*"), other) for other in versions):
         offers = f"; they have {join_names(versions)}" if versions else ""
         return f"no source has {package} {version}{offers}: add a source, or name another version in the recipe"
-    held = sorted(str(one) for one, state in there.items() if state.held)
+    held = sorted(str(one) for one, state in found.items() if state.held)
     unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
     by = f", the version of {', '.join(held)}, which somebody holds" if held else ""
     return (

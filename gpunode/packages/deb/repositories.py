@@ -95,17 +95,17 @@ def plan(repository: Repository, facts: Facts) -> StepOutcome:
     keys = [f"…{fingerprint[-16:]}" for fingerprint in sorted(repository.key.fingerprints)]
     signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
-    mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
+    corrected = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
     notes = tuple(note_replaceable_files(facts, (repository.keyring, _choose_list_file(repository, staying))))
-    if not changes and mended:
-        return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
+    if not changes and corrected:
+        return Planned(tuple(corrected), _explain_mode_repairs(corrected), notes)
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}", notes)
     faults = ((source, _describe_key_bypass(source, repository)) for source in sources)
     entries = (f"{source.file}:{source.line} names it {fault}" for source, fault in faults if fault)
     wrong = "; ".join((*entries, *_wrong_keys(repository, facts)))
     reason = f"packages come from {repository.uri}"
-    return Planned((*changes, *mended), f"{reason}; {wrong}" if wrong else reason, notes)
+    return Planned((*changes, *corrected), f"{reason}; {wrong}" if wrong else reason, notes)
 
 
 def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:

@@ -95,10 +95,10 @@ def _parse_bracketed_options(word: str) -> Mapping[str, str]:
 
 def _relaxing_options(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the options that weaken apt's default checks."""
-    given = {key: value.lower() for key, value in options.items() if value}
-    on = (key for key in _OPTIONS_RELAXING_IF_ON if given.get(key, "no") not in _FALSE_WORDS)
-    off = (key for key in _OPTIONS_RELAXING_IF_OFF if given.get(key) in _FALSE_WORDS)
-    return tuple(f"{key}={given[key]}" for key in (*on, *off))
+    values = {key: value.lower() for key, value in options.items() if value}
+    on = (key for key in _OPTIONS_RELAXING_IF_ON if values.get(key, "no") not in _FALSE_WORDS)
+    off = (key for key in _OPTIONS_RELAXING_IF_OFF if values.get(key) in _FALSE_WORDS)
+    return tuple(f"{key}={values[key]}" for key in (*on, *off))
 
 
 def _parse_deb822(path: str, text: str) -> Iterator[PackageSource]:

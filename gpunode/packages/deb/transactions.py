@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
-from gpunode.change import KnownAfter, PackageChange
+from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.simulation import Action, Simulation, is_downgrade, leaves_config_files
+from gpunode.packages.simulation import Action, Simulation, is_downgrade
 
 _ACTION_BY_VERB: dict[str, Literal["install", "remove", "purge"]] = {
     "Inst": "install",
@@ -105,7 +105,7 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
     apt's ``--purge`` applies to a whole transaction: if one package must leave its configuration files behind, it is
     not given, and the others are purged afterwards.
     """
-    if not any(leaves_config_files(change) for change in changes):
+    if not any(isinstance(change.after, PackageState) and change.after.config_files_only for change in changes):
         return ()
     return tuple(change.id for change in changes if change.after is None)
 

@@ -17,7 +17,7 @@ from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import plan_removal
-from gpunode.workflow.rollback import plan_rollback, rollback
+from gpunode.workflow.rollback import execute_undo, plan_rollback
 from tests.needs import lacking
 
 pytestmark = pytest.mark.skipif(bool(lacking("dpkg-deb")), reason=lacking("dpkg-deb"))
@@ -89,7 +89,7 @@ def undo(image: Image, request: pytest.FixtureRequest) -> Undo:
         store, facts = Store(image.root), survey(image, image=True)
         is_removal = request.param == "remove"
         plan = plan_removal(store, image, facts) if is_removal else plan_rollback(store, image, store.ids()[-1], facts)
-        rollback(plan, image, store, on_event=ignore_event)
+        execute_undo(plan, image, store, on_event=ignore_event)
 
     return carry_out
 

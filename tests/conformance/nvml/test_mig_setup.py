@@ -27,7 +27,7 @@ from gpunode.journal.store import Store
 from gpunode.recipe import MigSettings, Recipe
 from gpunode.workflow import live_state
 from gpunode.workflow.remove import plan_removal
-from gpunode.workflow.rollback import plan_rollback, rollback
+from gpunode.workflow.rollback import execute_undo, plan_rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import verify
 from tests.conformance.hostile.image import needs_root
@@ -100,7 +100,7 @@ class Machine(LocalHost):
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
         back = plan_rollback(store, self, run, force=force)
-        done = rollback(back, self, store, on_event=lambda _: None)
+        done = execute_undo(back, self, store, on_event=lambda _: None)
         return done.plan.reboot_reason
 
     def verified(self) -> tuple[str, str]:
@@ -175,7 +175,7 @@ def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, st
     assert node.layout() == made
 
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, on_event=lambda _: None)
+    execute_undo(back, node, store, on_event=lambda _: None)
 
     assert node.layout() == SEVEN
     assert not (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).exists()
@@ -192,7 +192,7 @@ def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, sto
     assert not store.read_runs()
     free.setup(store)
     with pytest.raises(DrainRequired):
-        plan_rollback(store, used, store.read_runs()[-1].run)
+        plan_rollback(store, used, store.read_runs()[-1].id)
 
 
 def test_setup_continues_after_the_reboot_for_a_pending_mig_mode(tmp_path: Path, store: Store) -> None:
@@ -268,7 +268,7 @@ def test_remove_restores_the_original_mig_layout(tmp_path: Path, store: Store) -
     node.setup(store)
     node.setup(store, replace(WANTED, mig=MigSettings("all-2g.20gb")))
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, on_event=lambda _: None)
+    execute_undo(back, node, store, on_event=lambda _: None)
     assert node.layout() == SEVEN
     assert store.footprint().layouts == {}
     assert not (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).exists()

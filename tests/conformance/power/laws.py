@@ -75,7 +75,7 @@ def _different(present: Tree, wanted: Tree) -> list[str]:
 def _recorded(root: Path, number: int) -> bool:
     """True if the journal has a change of the run."""
     runs = Store(root).read_runs()
-    return any(int(run.run.partition("-")[0]) == number and run.subjects for run in runs)
+    return any(int(run.id.partition("-")[0]) == number and run.subjects for run in runs)
 
 
 def _reaches(root: Path, argv: tuple[str, ...], wanted: Tree) -> Iterator[str]:

@@ -268,7 +268,7 @@ def test_rollback_without_a_lost_version_claims_no_former_node(bases: dict[str, 
         assert refused.stderr.count("cannot get version 580.178.04-1 back") == 1
         assert done.returncode == 0, done.stderr
         result = " ".join(done.stdout.rpartition("✓ the node is as before run")[2].split())
-        assert "but for what follows" in result
+        assert "except as noted below" in result
         assert "libcuda1" in result
         assert "nvidia-smi cannot get version 580.178.04-1 back: no archive" in result
 

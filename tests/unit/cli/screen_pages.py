@@ -8,11 +8,13 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from datetime import timezone
 from pathlib import Path
+
+import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
@@ -37,7 +39,7 @@ from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Intent
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
-from gpunode.workflow.rollback import NothingToUndo, RollbackResult
+from gpunode.workflow.rollback import NothingToUndo, UndoResult
 from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
@@ -148,7 +150,7 @@ def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), not_undone=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
-    done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
+    done = UndoResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
     screen.show_result(rollback_lines(done, None, screen.argv))
 
 
@@ -188,7 +190,7 @@ def runs(screen: Screen) -> None:
         undo.run: f"cannot be undone now: {nodes.CONFIG} was edited since gpunode wrote it",
         cut.run: "can be undone now",
     }
-    screen.put(*run_table_lines(found, timezone.utc, prospects))
+    screen.put(*run_table_lines(found, prospects))
 
 
 def _logged() -> tuple[RunRecord, ...]:
@@ -203,12 +205,12 @@ def _logged() -> tuple[RunRecord, ...]:
 
 
 def log(screen: Screen) -> None:
-    screen.put(*run_table_lines(_logged(), timezone.utc))
+    screen.put(*run_table_lines(_logged()))
 
 
 def log_run(screen: Screen) -> None:
     for run in (_logged()[0], _logged()[2]):
-        screen.put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK_LINE)
+        screen.put(*run_lines(run, {1000: "alice"}), BLANK_LINE)
 
 
 def failure(screen: Screen) -> None:
@@ -272,10 +274,22 @@ class Wide(io.StringIO):
     encoding = "utf-8"
 
 
+@contextmanager
+def _in_utc() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        try:
+            yield
+        finally:
+            patch.undo()
+            time.tzset()
+
+
 def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) -> str:
     """Return the page at ``width`` columns, without the time at which it was drawn."""
     stream = Wide()
-    with redirect_stdout(stream):
+    with redirect_stdout(stream), _in_utc():
         screen = Screen(verbose=verbose, silent=False, argv=("plan", "--runtime", "containerd"))
         screen._printer = screen._live._printer = Printer(stream, width=width)
         page(screen)

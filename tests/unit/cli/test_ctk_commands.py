@@ -272,11 +272,9 @@ def test_hint_on_a_missing_program_of_the_sites_own_names_no_toolkit(
     asked = ["--runtime=docker", "--nvidia-runtime-path=/opt/own", "--root", str(image)]
 
     assert run_cli(["ctk", "runtime", "check", *asked]) == 7
-    assert (
-        "next: install /opt/own, which is no program of the container toolkit's packages\n" in capsys.readouterr().out
-    )
+    assert "next: install /opt/own, which is not part of the container toolkit's packages\n" in capsys.readouterr().out
     assert run_cli(["ctk", "runtime", "check", *asked, "--json"]) == 7
-    assert '"hint": "install /opt/own, which is no program' in capsys.readouterr().out
+    assert '"hint": "install /opt/own, which is not part' in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("allow_subprocess")

@@ -41,7 +41,7 @@ def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
     assert [device.device for device in find_own_gpus(named)] == ["1b80"]
     assert [device.device for device in find_nvswitches(named)] == ["22a3", "22a5"]
     notes = planned(DETECT_STEP.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
-    said = [note for note in notes if "no GPU" in note]
+    said = [note for note in notes if "not a GPU" in note]
     assert [note.split()[2].rstrip(",") for note in said] == ["10de:10f0", "10de:1ad6"]
     assert "GP104 High Definition Audio Controller" in said[0]
 
@@ -80,7 +80,7 @@ def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
 _SHOWN: Final = {
     "debian12-gtx1080": r"packages of driver 470\.256\.02, .* conflict with branch",
     "debian12-hgx-h100": r"one transaction.* nvidia-driver-cuda,[^\n]* (\d+\.\*)\n.* nvidia-fabricmanager,[^\n]* \1\n",
-    "debian12-run-driver": r"\.run installer has installed a driver.* first with --remove-runfile-driver;",
+    "debian12-run-driver": r"\.run installer has installed a driver.* add --remove-runfile-driver to let setup",
     "debian12-secure-boot": r"\A(?!.* nvidia-driver-cuda).* run mokutil --import ",
 }
 

@@ -211,7 +211,7 @@ def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.Captur
 def test_commands_below_the_table_name_the_root_folder() -> None:
     """Without it the commands would undo a run of the build machine."""
     run = RunRecord((BEGIN, record.Commit("done", "", AT)))
-    page = screen_text(log.run_table_lines([run], previews={run.run: ""}, root="/mnt/my image"))
+    page = screen_text(log.run_table_lines([run], previews={run.id: ""}, root="/mnt/my image"))
     assert "sudo gpunode log RUN --root '/mnt/my image'" in page
     assert "sudo gpunode rollback RUN --root '/mnt/my image'" in page
 

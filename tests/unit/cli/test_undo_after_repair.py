@@ -171,7 +171,7 @@ def test_package_that_apt_can_leave_is_no_package_to_remove(tmp_path: Path) -> N
 def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     """The question about an older run than the newest is asked, and explained, only once."""
     events: list[str] = []
-    nothing: Any = NothingToUndo(SimpleNamespace(run="000001-x"), "undone")  # type: ignore[arg-type]
+    nothing: Any = NothingToUndo(SimpleNamespace(id="000001-x"), "undone")  # type: ignore[arg-type]
 
     def choose(*_: object, **__: object) -> Any:
         events.append("chosen")

@@ -75,7 +75,7 @@ def test_symlink_out_of_the_root_does_not_touch_the_outside(tmp_path: Path) -> N
     (root / "etc/folder").symlink_to("../../outside")
     for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
         assert files.read_file(path, root=str(root)).outcome == "absent"
-    assert globs.find_matches("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
+    assert globs.read_glob("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
     files.replace_file("/etc/folder/secret", file_state(b"mine"), root=str(root))
     files.remove_file("/etc/direct", root=str(root))
     assert (outside / "secret").read_bytes() == b"secret"
@@ -234,7 +234,7 @@ def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/broken.list").symlink_to("gone")
     (tmp_path / "etc/d/.hidden.list").write_bytes(b"")
     os.mkfifo(tmp_path / "etc/d/pipe.list")
-    capture = globs.find_matches("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
+    capture = globs.read_glob("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
     found = {one.path: (one.link, one.data) for one in decode_matches(capture.data)}
     assert capture.outcome == "ok"
     assert found == {
@@ -243,7 +243,7 @@ def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
         "/etc/d/broken.list": ("gone", None),
         "/etc/d/pipe.list": (None, None),
     }
-    listed = decode_matches(globs.find_matches("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
+    listed = decode_matches(globs.read_glob("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
     assert [one.path for one in listed] == ["/etc/d/a.list"]
     assert listed[0].data is None
     assert listed[0].ownership is not None
@@ -254,7 +254,7 @@ def test_glob_matches_names_as_fnmatch_does(pattern: str, tmp_path: Path) -> Non
     names = ["a", "ab", "aba", "abb", "b", ".a", ".ab"]
     for name in names:
         (tmp_path / name).touch()
-    found = decode_matches(globs.find_matches(f"/{pattern}", 100, contents=False, root=str(tmp_path)).data)
+    found = decode_matches(globs.read_glob(f"/{pattern}", 100, contents=False, root=str(tmp_path)).data)
     shown = [name for name in names if name.startswith(".") == pattern.startswith(".")]
     assert {match.path.removeprefix("/") for match in found} == set(fnmatch.filter(shown, pattern))
 
@@ -263,13 +263,13 @@ def test_glob_lists_folders_only_without_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/folder").mkdir(parents=True)
     (tmp_path / "etc/d/file").write_text("x")
     for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
-        found = decode_matches(globs.find_matches("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
+        found = decode_matches(globs.read_glob("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
         assert [one.path for one in found] == names
 
 
 def test_glob_without_matches_succeeds_with_no_data(tmp_path: Path) -> None:
     for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
-        capture = globs.find_matches(pattern, 100, contents=True, root=str(tmp_path))
+        capture = globs.read_glob(pattern, 100, contents=True, root=str(tmp_path))
         assert (capture.outcome, capture.data) == ("ok", b"")
 
 
@@ -278,7 +278,7 @@ def test_glob_follows_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
     (tmp_path / "sys/bus").mkdir()
     (tmp_path / "sys/bus/0000:01:00.0").symlink_to("../devices/0000:01:00.0")
-    (found,) = decode_matches(globs.find_matches("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
+    (found,) = decode_matches(globs.read_glob("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
     assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
 
 
@@ -394,7 +394,7 @@ def test_path_writable_by_others_is_reported_unless_sticky(tmp_path: Path) -> No
     def exposed(path: str) -> str:
         owner = files.read_file(path, root=str(tmp_path)).ownership
         assert owner is not None
-        (found,) = decode_matches(globs.find_matches(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
+        (found,) = decode_matches(globs.read_glob(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
         assert found.ownership is not None
         assert found.ownership.exposed == owner.exposed
         return owner.exposed

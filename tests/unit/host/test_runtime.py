@@ -139,7 +139,7 @@ def test_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
 def test_effective_docker_configuration_is_read_from_the_daemon(tools: Tools) -> None:
     answer = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}},"runc":{{"path":"runc"}}}},"default":"runc"}}'
     tools.add("docker", f"echo '{answer}'")
-    configured = runtime.read_effective_settings(Runner(), "docker")
+    configured = runtime.read_effective_config(Runner(), "docker")
     assert configured is not None
     assert (configured.handlers["nvidia"], configured.default) == (BINARY, "runc")
 
@@ -149,7 +149,7 @@ def test_unresponsive_docker_daemon_is_reported(tools: Tools, said: str) -> None
     words = "echo 'Cannot connect to the Docker daemon' >&2; exit 1"
     tools.add("docker", f"if [ $1 = version ]; then {words}; fi; echo 'template: nil pointer' >&2; {said}")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.read_effective_settings(Runner(), "docker")
+        runtime.read_effective_config(Runner(), "docker")
     assert "Cannot connect" in caught.value.why
 
 
@@ -162,12 +162,12 @@ def test_effective_containerd_configuration_is_read_from_its_dump(
     monkeypatch.setattr("gpunode.host.runtime.find_runtime", lambda _name: row)
     (tools.folder / "toml").write_text(CONTAINERD)
     tools.add("containerd", f"test $2 = {verb} && cat $T/toml")
-    configured = runtime.read_effective_settings(Runner(), "containerd")
+    configured = runtime.read_effective_config(Runner(), "containerd")
     assert configured is not None
     assert configured.handlers["nvidia"] == BINARY
     tools.add("containerd", "exit 1")
     with pytest.raises(ChangeFailed):
-        runtime.read_effective_settings(Runner(), "containerd")
+        runtime.read_effective_config(Runner(), "containerd")
 
 
 def test_containerd_dump_uses_the_file_named_by_the_unit(
@@ -182,7 +182,7 @@ def test_containerd_dump_uses_the_file_named_by_the_unit(
     monkeypatch.setattr("gpunode.facts.systemd.find_start_command.__defaults__", ((str(tmp_path),),))
     (tools.folder / "toml").write_text(CONTAINERD)
     tools.add("containerd", f"test \"$*\" = '--config {own} config dump' && cat $T/toml")
-    configured = runtime.read_effective_settings(Runner(), "containerd")
+    configured = runtime.read_effective_config(Runner(), "containerd")
     assert configured is not None
     assert configured.handlers["nvidia"] == BINARY
 
@@ -196,8 +196,8 @@ def test_unset_default_runtime_is_runc(tools: Tools, tmp_path: Path) -> None:
 
 
 def test_missing_runtime_has_no_effective_configuration(tools: Tools) -> None:
-    assert runtime.read_effective_settings(Runner(), "containerd") is None
-    assert runtime.read_effective_settings(Runner(), "docker") is None
+    assert runtime.read_effective_config(Runner(), "containerd") is None
+    assert runtime.read_effective_config(Runner(), "docker") is None
 
 
 def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
@@ -281,7 +281,7 @@ def test_settings_are_compared_without_crio(tmp_path: Path, tools: Tools) -> Non
 
 def test_effective_crio_configuration_is_read_from_its_status(tools: Tools) -> None:
     tools.add("crio", f"printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n{CRIO}'")
-    found = runtime.read_effective_settings(Runner(), "crio")
+    found = runtime.read_effective_config(Runner(), "crio")
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"nvidia": BINARY})
 
@@ -290,20 +290,20 @@ def test_older_crio_is_asked_by_crio_status(tools: Tools) -> None:
     tools.add("crio", "echo \"No help topic for 'status'\"; exit 3")
     tools.add("crio-status", 'echo "dial unix /var/run/crio/crio.sock: connect: no such file" >&2; exit 1')
     with pytest.raises(ChangeFailed) as stopped:
-        runtime.read_effective_settings(Runner(), "crio")
+        runtime.read_effective_config(Runner(), "crio")
     assert "crio.sock" in stopped.value.why
     assert [call.split()[0] for call in tools.calls] == ["crio", "crio-status"]
 
 
 def test_podman_reports_its_oci_runtime(tools: Tools) -> None:
-    assert runtime.read_effective_settings(Runner(), "podman") is None
+    assert runtime.read_effective_config(Runner(), "podman") is None
     tools.add("podman", """echo '{"name":"crun","path":"/usr/bin/crun"}'""")
-    found = runtime.read_effective_settings(Runner(), "podman")
+    found = runtime.read_effective_config(Runner(), "podman")
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"crun": "/usr/bin/crun"})
     tools.add("podman", "echo 'cannot find an OCI runtime' >&2; exit 125")
     with pytest.raises(ChangeFailed, match="cannot read how podman"):
-        runtime.read_effective_settings(Runner(), "podman")
+        runtime.read_effective_config(Runner(), "podman")
 
 
 @pytest.fixture
@@ -322,12 +322,12 @@ def test_docker_error_with_another_order_of_names_is_the_same(tools: Tools, tmp_
 
 def test_written_files_are_read_back_with_their_imports(tools: Tools, written_config: str) -> None:
     expectation = RuntimeExpectation("containerd", written_config, HANDLERS)
-    runtime.check_written_config(Runner(), expectation)  # containerd is not installed, so it cannot be queried
+    runtime.check_written_files(Runner(), expectation)  # containerd is not installed, so it cannot be queried
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
-    runtime.check_written_config(Runner(), expectation)
+    runtime.check_written_files(Runner(), expectation)
     assert tools.calls[-1] == f"containerd --config {written_config} config dump"
     with pytest.raises(ChangeFailed, match="does not read its new configuration") as caught:
-        runtime.check_written_config(
+        runtime.check_written_files(
             Runner(), RuntimeExpectation("containerd", written_config, frozenset({("nvidia", "/elsewhere")}))
         )
     assert "expected /elsewhere" in caught.value.why
@@ -336,5 +336,5 @@ def test_written_files_are_read_back_with_their_imports(tools: Tools, written_co
 def test_written_file_rejected_by_containerd_is_quoted(tools: Tools, written_config: str) -> None:
     tools.add("containerd", "echo 'containerd: config version `9` is not supported' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.check_written_config(Runner(), RuntimeExpectation("containerd", written_config, HANDLERS))
+        runtime.check_written_files(Runner(), RuntimeExpectation("containerd", written_config, HANDLERS))
     assert "version `9`" in caught.value.why

@@ -56,7 +56,7 @@ def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> To
 
 
 def settle(*triggers: Trigger, settle_s: float = 0.0) -> list[tuple[float, str]]:
-    return [(one.seconds, one.skipped) for one in Services(Runner(), settle_s=settle_s).run_or_skip_triggers(triggers)]
+    return [(one.seconds, one.skipped) for one in map(Services(Runner(), settle_s=settle_s).run_trigger, triggers)]
 
 
 def test_unit_is_restarted_once_with_its_downtime(systemd: Tools) -> None:
@@ -149,7 +149,7 @@ def test_failed_unit_is_started_instead_of_reloaded(systemd: Tools, state: str, 
     (systemd.folder / "unit").write_text(state)
     (systemd.folder / "now").write_text(unit())
     (systemd.folder / "on-restart").write_text("cp $T/now $T/unit")
-    (settled,) = Services(Runner(), settle_s=0.0).run_or_skip_triggers([trigger])
+    settled = Services(Runner(), settle_s=0.0).run_trigger(trigger)
     assert (settled.trigger, settled.skipped, settled.had_failed) == (trigger, "", True)
     assert [call for call in systemd.calls if "show" not in call] == [
         f"systemctl reset-failed {trigger.target}",
@@ -269,7 +269,7 @@ def test_triggers_are_skipped_without_systemd(systemd: Tools, tmp_path: Path, mo
 
 
 def test_cdi_is_not_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
-    (settled,) = Services(Runner(str(tmp_path))).run_or_skip_triggers([Trigger("cdi")])
+    settled = Services(Runner(str(tmp_path))).run_trigger(Trigger("cdi"))
     assert "after the image has booted" in settled.skipped
     assert systemd.calls == []
 
@@ -324,7 +324,7 @@ def test_paused_service_starts_with_a_fitting_driver(
 ) -> None:
     (systemd.folder / "unit").write_text(f"{unit(state, sub='dead')}\nUnitFileState=enabled\n")
     (systemd.folder / "on-start").write_text(f"cat > $T/unit <<END\n{unit()}\nEND\n")
-    (done,) = put_driver(tmp_path / "root", installed, loaded).run_or_skip_triggers([START])
+    done = put_driver(tmp_path / "root", installed, loaded).run_trigger(START)
     assert ("systemctl start nvidia-dcgm.service" in systemd.calls) is is_started
     assert done.skipped.startswith(skipped)
     assert bool(done.skipped) is bool(skipped)

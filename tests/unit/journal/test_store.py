@@ -73,10 +73,10 @@ def test_runs_are_ordered_by_number_when_the_clock_goes_back(store: Store, clock
     clock.now -= 1e8
     second = setup_run(store)
     assert (first.id, second.id) == ("000001-20270115T080000Z", "000002-20231114T221320Z")
-    assert [run.run for run in store.read_runs()] == [first.id, second.id]
+    assert [run.id for run in store.read_runs()] == [first.id, second.id]
     latest = newest(store)
     assert latest is not None
-    assert latest.run == second.id
+    assert latest.id == second.id
 
 
 def test_folder_that_is_no_run_is_ignored(store: Store) -> None:
@@ -184,15 +184,15 @@ class TestUndoneRuns:
         return run
 
     def marks(self, store: Store) -> dict[str, str]:
-        return {run.run: run.undone_by for run in store.read_runs()}
+        return {run.id: run.undone_by for run in store.read_runs()}
 
     def test_undone_run_is_not_the_next_to_roll_back(self, store: Store) -> None:
         first, second = setup_run(store), setup_run(store)
         undone = self.rollback(store, second.id)
         assert self.marks(store) == {first.id: "", second.id: undone.id, undone.id: ""}
-        assert [getattr(newest(store, verb="setup"), "run", None)] == [first.id]
-        assert [getattr(newest(store, verb="setup", undone=True), "run", None)] == [second.id]
-        assert [getattr(newest(store), "run", None)] == [undone.id]
+        assert [getattr(newest(store, verb="setup"), "id", None)] == [first.id]
+        assert [getattr(newest(store, verb="setup", undone=True), "id", None)] == [second.id]
+        assert [getattr(newest(store), "id", None)] == [undone.id]
 
     def test_undone_rollback_undoes_nothing(self, store: Store) -> None:
         first = setup_run(store)
@@ -208,7 +208,7 @@ class TestUndoneRuns:
     def test_run_without_changes_is_not_rolled_back(self, store: Store) -> None:
         first = setup_run(store)
         store.begin("setup", version="0.1.0").commit("done")
-        assert [getattr(newest(store), "run", None)] == [first.id]
+        assert [getattr(newest(store), "id", None)] == [first.id]
 
 
 def test_every_run_keeps_its_backups_and_the_original_state(store: Store) -> None:

@@ -111,7 +111,7 @@ def test_hint_for_a_node_that_is_not_ready_names_its_own_units(message: str, inf
 def test_runtime_handler_is_found_missing_or_not_checked(handlers: Sequence[str], status: str) -> None:
     body = live(runtimeHandlers=[{"name": name} for name in handlers])
 
-    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda: None, APPLY)
 
     assert found.status == status
 
@@ -122,14 +122,14 @@ def test_runtime_handler_is_found_missing_or_not_checked(handlers: Sequence[str]
 )
 def test_missing_handler_is_added_to_the_nodes_own_runtime(runtime: str, recipe: str) -> None:
     body = live(runtimeHandlers=[{"name": "runc"}], nodeInfo={"containerRuntimeVersion": runtime})
-    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda: None, APPLY)
     assert found.hint == f"on gpu-1: sudo gpunode setup {recipe}"
 
 
 def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     own = Check("runtime", "containerd reads the runtime nvidia", "failed", "it knows: runc")
 
-    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda: own, APPLY)
 
     assert (found.id, found.status, found.detail) == ("handler/gpu-1", "failed", "it knows: runc")
 

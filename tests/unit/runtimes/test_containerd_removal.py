@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.facts.evidence import decode_matches
-from gpunode.host.globs import find_matches
+from gpunode.host.globs import read_glob
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, apply_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import list_read_paths, load_config_files
 from gpunode.runtimes.documents import parse_toml
@@ -147,7 +147,7 @@ def test_import_patterns_match_like_go(pattern: str, names: set[str], tmp_path: 
         (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path[1:]).touch()
     places = list_read_paths({CONFIG: root}, DesiredConfig())
-    found = (find_matches(one, 0, contents=False, root=str(tmp_path)) for one in places)
+    found = (read_glob(one, 0, contents=False, root=str(tmp_path)) for one in places)
     assert names <= {match.path for one in found for match in decode_matches(one.data)}
 
 

@@ -245,4 +245,4 @@ def test_settings_that_differ_from_the_defaults_are_listed() -> None:
     assert non_default_settings(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
     assert non_default_settings(b"swarm-resource = 2026-01-01\n") == ('swarm-resource = "2026-01-01"',)
     with pytest.raises(Refused, match="not valid TOML"):
-        non_default_settings(b"[", "/config.toml")
+        non_default_settings(b"[")

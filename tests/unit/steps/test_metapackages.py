@@ -58,7 +58,7 @@ def test_metapackage_leaves_with_the_driver_that_it_needs() -> None:
     plan, purged, marked = plan_conflicts(node())
     assert purged == ["cuda-drivers", "cuda-12-6", "cuda-runtime-12-6"]
     assert marked == ["cuda-libraries-12-6", "cuda-toolkit-12-6"]
-    assert "cuda-12-6, cuda-runtime-12-6 need what goes" in plan.reason
+    assert "cuda-12-6, cuda-runtime-12-6 depend on removed packages" in plan.reason
     assert "1 package of driver 620.70.06 conflicts" in plan.reason
 
 

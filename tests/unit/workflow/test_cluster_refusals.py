@@ -92,7 +92,7 @@ def test_reader_gets_the_same_plan_and_the_rights_that_apply_needs(
     read = user.plan("k8s-time-slicing").envelope["result"]
     assert read["objects"] == planned.envelope["result"]["objects"]
     notes = [f"apply needs rights that your credentials lack: {needed}"] if needed else []
-    assert [one for one in read["notes"] if not one.startswith("The API server tried out only what")] == notes
+    assert [one for one in read["notes"] if not one.startswith("The dry run covers only what")] == notes
     assert len(read["notes"]) == len(notes) + (verb != "delete" and bool(needed))
     assert not needed or user.apply("k8s-time-slicing", check=3).error["why"] == f"missing: {needed}"
     assert everything(server) == before
@@ -149,7 +149,7 @@ def test_object_being_deleted_is_not_called_as_it_should_be(server: ApiServer, u
     user.apply()
     (plugin,) = server.peek("DaemonSet")
     plugin["metadata"] |= {"deletionTimestamp": DELETED, "finalizers": ["foregroundDeletion", "example.org/keep"]}
-    why = "what it owns, such as pods, is to end first; the finalizer example.org/keep is on it"
+    why = "the objects that it owns, such as pods, must be deleted first; the finalizer example.org/keep is on it"
     for words in (("k8s", "plan", "k8s-containerd", *NODE), ("rollback", "k2", "--yes")):
         error = user(*words, check=3).error
         assert (error["what"], error["why"]) == (f"DaemonSet {NAMESPACE}/{PLUGIN[2]} is being deleted", why)
@@ -265,7 +265,9 @@ def test_dry_run_refusal_in_namespace_default_is_only_a_note(server: ApiServer, 
 
     user.kubectl.intercept = refuse_moved
     (note,) = user.apply().envelope["result"]["notes"]
-    assert note.startswith("not tried out, since namespace gpu-system does not exist yet, and default refuses it: ")
+    assert note.startswith(
+        "not in the dry run, since namespace gpu-system does not exist yet, and default refuses it: "
+    )
     assert " ".join(said.split())[-20:] in note
     assert server.get(*PLUGIN)
 
@@ -280,7 +282,7 @@ def test_unknown_field_is_refused_before_the_namespace_is_made(server: ApiServer
 
 def test_missing_right_hides_no_refusal_of_what_can_be_tried(server: ApiServer, user: User) -> None:
     server.denied.add("patch runtimeclasses")
-    assert user.plan().envelope["result"]["notes"][0].startswith("The API server tried out only what")
+    assert user.plan().envelope["result"]["notes"][0].startswith("The dry run covers only what")
     unknown = b"Error from server (BadRequest): strict decoding error: unknown field spec.x\n"
     refused = [None, ended(status=1, err=unknown)]
     user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None

@@ -44,7 +44,7 @@ def test_configure_is_journaled_under_its_verb_and_restarts_nothing(store: Store
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     (run,) = store.read_runs()
-    assert (run.run, run.verb, run.subjects) == (done.run, "configure", (DROP_IN, CONTAINERD))
+    assert (run.id, run.verb, run.subjects) == (done.run, "configure", (DROP_IN, CONTAINERD))
     assert run.commit is not None
     assert run.commit.result == "done"
     assert host.triggered == []
@@ -61,9 +61,9 @@ def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: 
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     chosen = rollback.find_newest_run(store)
-    assert chosen.run == done.run
-    back = rollback.plan_rollback(store, host, chosen.run)
-    rollback.rollback(back, host, store, on_event=ignore_event)
+    assert chosen.id == done.run
+    back = rollback.plan_rollback(store, host, chosen.id)
+    rollback.execute_undo(back, host, store, on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 
@@ -86,10 +86,10 @@ def test_configuration_that_a_rollback_brings_back_is_taken_out_again(
     configured(host, store, desired)
     unconfigured(host, store, desired)
     back = rollback.plan_rollback(store, host, store.ids()[-1])
-    rollback.rollback(back, host, store, on_event=ignore_event)
+    rollback.execute_undo(back, host, store, on_event=ignore_event)
     assert host.contents != former
     if verb == "remove":
-        rollback.rollback(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
+        rollback.execute_undo(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
     else:
         unconfigured(host, store, desired)
     assert host.contents == former

@@ -26,14 +26,14 @@ from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import (
-    RollbackResult,
+    UndoResult,
+    execute_undo,
     explain_undone,
     find_newest_run,
     find_run,
     mark_undone,
     plan_rollback,
     preview_rollback,
-    rollback,
     undo_failure,
 )
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -77,9 +77,9 @@ def write(
     return run.id
 
 
-def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
+def undo(host: Node, store: Store, run: str, *, force: bool = False) -> UndoResult:
     back = plan_rollback(store, host, run, force=force)
-    return rollback(back, host, store, on_event=lambda _event: None)
+    return execute_undo(back, host, store, on_event=lambda _event: None)
 
 
 def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: Store) -> None:
@@ -110,7 +110,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     run.record_done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
+    execute_undo(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
     assert plan_rollback(store, host, run.id).steps == ()
 
@@ -127,7 +127,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
         run.record_done(seq)
     run.commit("done")
     (folder / "daemon.json").unlink()  # the folder was made for this one
-    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
+    execute_undo(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert not folder.exists()
 
 
@@ -299,7 +299,7 @@ def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: N
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
     back = plan_rollback(store, host, run, allow_disruption=True)
-    rollback(back, host, store, on_event=lambda _event: None)
+    execute_undo(back, host, store, on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
@@ -362,13 +362,13 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
     """A script that rolls back twice undoes one run."""
     first = write(host, store)
     second = write(host, store, EDITED)
-    undo(host, store, find_newest_run(store).run)
+    undo(host, store, find_newest_run(store).id)
     for _ in range(2):
         run = find_newest_run(store)
-        assert (run.run, run.is_undone(with_packages=False)) == (second, True)
+        assert (run.id, run.is_undone(with_packages=False)) == (second, True)
     older = explain_undone(store, run, "", with_packages=False)
     assert older.newest_not_undone is not None
-    assert (older.newest_not_undone.run, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
+    assert (older.newest_not_undone.id, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
@@ -382,7 +382,7 @@ def test_rollback_after_two_kills_undoes_the_run_that_changed_something(
     cut.record_done(cut.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS)))
     cut.close()
     store.begin("setup", version="test").close()
-    assert find_newest_run(store, with_packages=with_packages).run == cut.id
+    assert find_newest_run(store, with_packages=with_packages).id == cut.id
 
 
 def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, host: Node) -> None:
@@ -434,9 +434,9 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
 def test_rollback_of_a_rollback_by_id_works(store: Store, host: Node) -> None:
     run = write(host, store)
     back = undo(host, store, run)
-    undo(host, store, find_run(store, back.run).run)
+    undo(host, store, find_run(store, back.run).id)
     assert host.files[CONTAINERD] == OURS
-    assert find_newest_run(store).run == run
+    assert find_newest_run(store).id == run
     assert not find_newest_run(store).undone_by
 
 
@@ -467,7 +467,7 @@ def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, ho
     ("program", "hint"),
     [
         ("/usr/bin/nvidia-container-runtime", "sudo gpunode setup --runtime=docker --only=toolkit-repository"),
-        ("/opt/site/nvidia-container-runtime", "install /opt/site/nvidia-container-runtime, which is no program of"),
+        ("/opt/site/nvidia-container-runtime", "install /opt/site/nvidia-container-runtime, which is not part of"),
     ],
 )
 def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
@@ -502,7 +502,7 @@ def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     removal.record_done(removal.record_intent("runtime", "remove", FileChange(DAEMON_JSON, OURS, None)))
     removal.commit("done")
     assert [run.undone_by for run in store.read_runs()] == [back.run, removal.id, "", "", ""]
-    assert kept == store.read_runs()[1].run
+    assert kept == store.read_runs()[1].id
 
 
 def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
@@ -514,13 +514,13 @@ def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -
     host.apply([change])
     assert find_newest_run(store).undone_by == removal.id
     undo(host, store, removal.id)
-    assert find_newest_run(store).run == run
+    assert find_newest_run(store).id == run
     assert not find_newest_run(store).undone_by
 
 
 def test_run_is_found_by_id_or_number(store: Store, host: Node) -> None:
     run = write(host, store)
-    assert find_run(store, run).run == find_run(store, "1").run == run
+    assert find_run(store, run).id == find_run(store, "1").id == run
     for wrong in ("2", "0", run[:-1]):
         with pytest.raises(UsageError, match="there is no run") as caught:
             find_run(store, wrong)
@@ -537,7 +537,7 @@ def test_run_without_configuration_points_to_the_packages_option(store: Store, h
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
         assert caught.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
-    assert find_newest_run(store, with_packages=True).run == find_run(store, "1", with_packages=True).run
+    assert find_newest_run(store, with_packages=True).id == find_run(store, "1", with_packages=True).id
 
 
 def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node) -> None:
@@ -577,7 +577,7 @@ def test_many_things_that_a_later_run_changed_too_are_counted(store: Store, host
             run.record_done(run.record_intent("packages", "driver", change))
         run.commit("done")
     with pytest.raises(Conflict) as refused:
-        plan_rollback(store, host, store.read_runs()[0].run, machine())
+        plan_rollback(store, host, store.read_runs()[0].id, machine())
     assert refused.value.why.endswith("p5 and 3 more")
 
 
@@ -608,7 +608,7 @@ def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -
         run.commit("done")
     first, second = store.read_runs()
     assert preview_rollback(store, host, second) == "changed nothing that can be undone"
-    back = plan_rollback(store, host, first.run, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
+    back = plan_rollback(store, host, first.id, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
     assert [one.subject for one in back.changes] == ["nvidia-driver-cuda"]
 
 

@@ -46,7 +46,7 @@ from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Event, Notice, ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
+from gpunode.workflow.rollback import UndoResult, execute_undo, find_newest_run, plan_rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, KERNEL, machine, unit
@@ -182,8 +182,8 @@ def note_checksum(host: Machine, package: str, path: str, state: FileState) -> N
     host.files[f"{INFO}/{package}.md5sums"] = FileState(f"{package_checksum(state.content)}  {path[1:]}\n".encode())
 
 
-def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
-    return rollback(back, host, store, on_event=ignore_event)
+def undo(host: Machine, store: Store, back: UndoPlan) -> UndoResult:
+    return execute_undo(back, host, store, on_event=ignore_event)
 
 
 class TestWholeRollback:
@@ -381,9 +381,9 @@ class TestWholeRollback:
         host.owned, host.files[CONTAINERD] = {"containerd": (CONTAINERD,)}, ours
         note_checksum(host, "containerd", CONTAINERD, shipped)
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "containerd"))).encode())
-        done = rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _: None)
+        done = execute_undo(plan_rollback(store, host, run.id), host, store, on_event=lambda _: None)
         assert host.files[CONTAINERD] == shipped
-        rollback(plan_rollback(store, host, done.run), host, store, on_event=lambda _: None)
+        execute_undo(plan_rollback(store, host, done.run), host, store, on_event=lambda _: None)
         assert host.files[CONTAINERD] == ours
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
@@ -557,9 +557,9 @@ class TestWholeRollback:
     def test_packages_can_be_rolled_back_after_a_plain_rollback(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
-        rollback(plain, host, store, on_event=ignore_event)
+        execute_undo(plain, host, store, on_event=ignore_event)
         chosen = find_newest_run(store, with_packages=True)
-        assert (chosen.run, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
+        assert (chosen.id, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
             run,
             True,
             False,
@@ -625,7 +625,7 @@ class TestWholeRollback:
             assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, on_event=ignore_event)
+        execute_undo(back, host, store, on_event=ignore_event)
         assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
@@ -921,7 +921,7 @@ class TestWholeRollback:
         host.triggered.clear()
         back = plan_rollback(store, host, run)
         assert (back.steps, back.pending_triggers) == ((), (RESTART,))
-        rollback(back, host, store, on_event=ignore_event)
+        execute_undo(back, host, store, on_event=ignore_event)
         assert host.triggered == [RESTART]
         assert store.find_pending_triggers() == {}
 
@@ -1145,7 +1145,7 @@ class TestWholeRollback:
             "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
         )
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, on_event=said.append)
+        execute_undo(back, host, store, on_event=said.append)
         assert (
             f"{CONTAINERD} stays as it is: it is a folder, in the place of the file that gpunode wrote" in back.remarks
         )
@@ -1609,7 +1609,7 @@ class TestRemove:
 
     def test_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, on_event=ignore_event)
+        execute_undo(back, host, store, on_event=ignore_event)
         assert plan_removal(store, host, machine()).steps == ()
 
 
@@ -1661,7 +1661,7 @@ class TestLeftoversOfARemoval:
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, on_event=ignore_event)
+        execute_undo(back, host, store, on_event=ignore_event)
         return back
 
     def test_nothing_remains_after_a_complete_removal(self, host: Machine, store: Store) -> None:
