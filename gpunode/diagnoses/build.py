@@ -232,9 +232,19 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (row.citation for row in builds)
 
 
-_HEADERS_NOT_LISTED: Final = message_line(
-    r"cannot access ['‘]?/usr/src/(?:linux-headers-|kernels/)\d[\w.+~-]*['’]?: No such file", "listing", "text"
+_HEADERS_NOT_LISTED: Final = Pattern(
+    r"cannot access ['‘]?/usr/src/(?:linux-headers-|kernels/)(?P<release>\d[\w.+~-]*)['’]?: No such file"
 )
+
+
+def _unlisted_headers(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the listing that shows no headers, unless it looked for another kernel's or others are there."""
+    running = snapshot.view(system.running_kernel)
+    for line in snapshot.matching_lines(_HEADERS_NOT_LISTED, "listing", "text"):
+        match = _HEADERS_NOT_LISTED.search(line.line)
+        release = match["release"] if match else ""
+        if release and running in {"", release} and not has_headers(snapshot, release):
+            yield line
 
 
 def _say_what_is_wrong_with_headers(snapshot: Snapshot) -> str:
@@ -505,7 +515,10 @@ RULES: Final = (
         context=unless(any_of(command_run(r"\buname\b"), symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
-        typical=any_of(_KBUILD_DIFFERS_FROM_HEADERS, unless(_HEADERS_NOT_LISTED, symptoms.DRIVER_WORKS)),
+        typical=any_of(
+            _KBUILD_DIFFERS_FROM_HEADERS,
+            unless(custom_sign(_unlisted_headers), symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
+        ),
         summary=_say_what_is_wrong_with_headers,
     ),
     _rule(

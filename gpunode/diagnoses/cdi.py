@@ -51,9 +51,14 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
-# A file name with the release of another library, which a specification of an older driver names.
-_VERSIONED_LIBRARY_MISSING: Final = any_line(
-    r"libnvidia-[a-z-]+\.so\.\d+\.\d[\d.]*[`'\"]?:?\s(?:was )?(?:not found|No such file)"
+# A file of a former driver, or of the libraries beside it, which only a specification still names. nvidia-ctk warns of
+# optional ones.
+_VERSIONED_LIBRARY_MISSING: Final = unless(
+    any_line(
+        r"^(?![^\n]*(?:WARN|ocate|cannot access|pattern))[^\n]*libnvidia-[a-z-]+\.so\.(?:\d{3}\.\d[\d.]*|1\.1\.\d+)"
+        r"[`'\"]?:?\s(?:was )?(?:not found|No such file)"
+    ),
+    symptoms.CONTAINER_WORKS,
 )
 _CDI_MENTION: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
 _VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)")

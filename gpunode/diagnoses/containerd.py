@@ -398,7 +398,10 @@ RULES: Final = (
         ),
         typical=any_of(
             unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
-            unless(all_of(_CRI_PLUGIN_DISABLED, _CONFIGURED_FOR_CONTAINERD), _CONTAINERD_OF_RANCHER),
+            unless(
+                all_of(_CRI_PLUGIN_DISABLED, _CONFIGURED_FOR_CONTAINERD),
+                *(_CONTAINERD_OF_RANCHER, symptoms.CONTAINER_WORKS),
+            ),
         ),
         symptoms=(_CRI_UNIMPLEMENTED, all_of(_CRI_PLUGIN_DISABLED, _KUBELET_USES_CONTAINERD)),
         against=(unless(_OTHER_KUBELET_RUNTIME, _CRI_UNIMPLEMENTED),),

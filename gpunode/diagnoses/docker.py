@@ -345,16 +345,17 @@ RULES: Final = (
         share=0.2,
         decisive=_RUNTIME_CLASS_REFUSED_BY_DOCKER,
         look_at=(Shell("kubectl get nodes -o wide"),),
+        against=(unless(any_line(r"\bcontainerd://\d"), any_line(r"\bdocker://\d")),),
         remedy=make_fixed_remedy(
             run_step(
                 "configure",
-                "make NVIDIA's runtime the default of docker",
+                "make NVIDIA's runtime the default of docker; its containers stop unless live-restore is on",
                 Shell("sudo gpunode ctk runtime configure --runtime=docker --set-as-default --restart"),
             ),
             manual_step("application", "leave runtimeClassName out of the pods"),
             manual_step("configure", "or move the kubelet to containerd", when="pods must choose their runtime"),
         ),
-        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        explains=NO_RUNTIME,
     ),
     _rule(
         cause="docker-not-restarted",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from gpunode.catalog.cuda import parse_version
 from gpunode.diagnoses import build, consequences, remedies, secureboot, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.commands import kernel_release_word as of_kernel
@@ -274,14 +275,27 @@ def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 _SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
 _LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
-# The driver's modules of one kernel come from one build, so these are from two places.
-_LOADED_MODULES_DIFFER: Final = message_line(r"Version mismatch: nvidia\.ko\([\d.]+\) nvidia-\w+\.ko\([\d.]+\)")
-_MODULES_OF_TWO_VERSIONS: Final = any_of(_LOADED_VERSION_DIFFERS, _MODULE_INCOMPATIBLE, _LOADED_MODULES_DIFFER)
+_MODULE_MISMATCH: Final = Pattern(
+    r"Version mismatch: nvidia\.ko\((?P<nvidia>[\d.]{3,20})\) nvidia-\w+\.ko\((?P<other>[\d.]{3,20})\)"
+)
+
+
+def _older_module_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the messages of a module older than the loaded nvidia.ko; a newer one is an upgrade before its reboot."""
+    for line in snapshot.matching_lines(_MODULE_MISMATCH):
+        match = _MODULE_MISMATCH.search(line.line)
+        if match and parse_version(match["other"]) < parse_version(match["nvidia"]):
+            yield line
+
+
+# The driver's modules of one kernel come from one build, so the older one is from another place.
+_OLDER_MODULE_LOADED: Final = unless(custom_sign(_older_module_lines), _LOADED_VERSION_DIFFERS)
+_MODULES_OF_TWO_VERSIONS: Final = any_of(_LOADED_VERSION_DIFFERS, _MODULE_INCOMPATIBLE, _OLDER_MODULE_LOADED)
 
 
 def _summarize_copies(snapshot: Snapshot) -> str:
     places = " and in ".join(sorted(snapshot.view(_module_copies)))
-    return f"NVIDIA's module exists in {places}, and the wrong copy is loaded"
+    return f"NVIDIA's module exists in {places}, and the wrong copy is loaded" if places else ""
 
 
 _FILE_OWNER_COMMANDS: Final[dict[system.PackageManager, Command]] = {
@@ -379,7 +393,7 @@ RULES: Final = (
         layer="driver",
         disruption="reboot",
         decisive=all_of(_SEVERAL_COPIES, any_of(_MODULES_OF_TWO_VERSIONS, symptoms.DRIVER_MISMATCH)),
-        typical=any_of(unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS), _LOADED_MODULES_DIFFER),
+        typical=any_of(unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS), _OLDER_MODULE_LOADED),
         symptoms=(symptoms.DRIVER_MISMATCH, symptoms.NO_DRIVER, _MODULES_OF_TWO_VERSIONS),
         context=_SEVERAL_COPIES,
         may_be_normal=True,

@@ -84,7 +84,13 @@ def _disable_manager(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("configure", "disable it", Shell("sudo systemctl disable --now nvidia-fabricmanager"), when=when)
 
 
+_MANAGER_CONFIG_REFUSED: Final = message_line(r"fabric manager config file item:? \w+ has an invalid value")
+
+
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_MANAGER_CONFIG_REFUSED):
+        text = "correct the item that it names in fabricmanager.cfg, or install the package's own file again"
+        yield manual_step("configure", text)
     if boards.has_nvlink5(snapshot):
         text = "NVLink 5 also needs the subnet manager, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
@@ -292,7 +298,7 @@ RULES: Final = (
                 _MANAGER_DOWN,
                 _REGISTERING,
                 message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
-                message_line(r"fabric manager config file item:? \w+ has an invalid value"),
+                _MANAGER_CONFIG_REFUSED,
             ),
             *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_NEEDED),
         ),

@@ -367,6 +367,8 @@ RULES: Final = (
         layer="kubernetes",
         disruption="restart-container",
         decisive=message_line(r"using MPS requires --mps-root|error (?:waiting for|checking) MPS daemon"),
+        # It retries, and registers once the daemon is up.
+        against=(message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text"), _SHARED_LABEL),
         look_at=(Shell("kubectl get pods -A | grep mps-control"), Shell("kubectl get nodes -L nvidia.com/mps.capable")),
         remedy=make_fixed_remedy(
             run_step("inspect", "see whether the daemon's pods run", Shell("kubectl get pods -A | grep mps-control")),
@@ -504,7 +506,7 @@ RULES: Final = (
             r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
             r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
         ),
-        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MIG_MODE_KNOWN),
+        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MIG_CURRENTLY_ON),
         remedy=_grant_mig_access,
         explains=NO_CLUSTER_GPU,
     ),

@@ -363,6 +363,7 @@ RULES: Final = (
         cause="open-module-only-data-center",
         share=0.1,
         decisive=_ONLY_DATA_CENTER_GPUS,
+        symptoms=(_ONLY_DATA_CENTER_GPUS, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("cat /proc/driver/nvidia/version"),),
         against=_SIGNS_AGAINST_MISFIT,
         remedy=_change_driver(),

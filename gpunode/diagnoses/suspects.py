@@ -248,14 +248,18 @@ def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
 
 
 _XID_CAUSE: Final = Pattern(r"^xid-(?P<first>\d{2,3})(?:-(?P<last>\d{3}))?-")
-_NAMED_XID: Final = Pattern(r"(?i)\bxid\b\D{0,3}(?P<code>\d{2,3})\b")
+_NAMED_XIDS: Final = Pattern(r"(?i)\bxids?\b[ :=#(]{0,3}(?P<codes>\d{2,3}(?:(?:, ?|/| and | or | & )\d{2,3}){0,9})\b")
+_XID_CODE: Final = Pattern(r"\d{2,3}")
 
 
 def _names_own_xid(cause: str, lines: Iterable[Citation]) -> bool | None:
     """Return whether the lines name an Xid of this cause; None if it is not a cause of one, or if they name none."""
     match = _XID_CAUSE.match(cause)
-    named = {int(found["code"]) for line in lines for found in _NAMED_XID.finditer(line.line)} if match else set()
-    if match is None or not named:
+    if match is None:
+        return None
+    lists = (found["codes"] for line in lines for found in _NAMED_XIDS.finditer(line.line))
+    named = {int(code[0]) for codes in lists for code in _XID_CODE.finditer(codes)}
+    if not named:
         return None
     return not named.isdisjoint(range(int(match["first"]), int(match["last"] or match["first"]) + 1))
 

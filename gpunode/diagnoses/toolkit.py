@@ -258,16 +258,24 @@ _PROGRAM_LOST: Final = custom_sign(
 
 
 # The helper of libnvidia-container, for which libtirpc allocates eight bytes for each file that it may open.
+_HELPER_REFUSED_MEMORY: Final = message_line(r"__vm_enough_memory: [^\n]*comm: nvc:\[driver\], bytes: 85899\d{5}\b")
 _HELPER_WITHOUT_MEMORY: Final = message_line(
-    r"__vm_enough_memory: [^\n]*comm: nvc:\[driver\]"
-    r"|nvidia-container-cli: initialization error: driver [^\n]{0,80}Cannot allocate memory"
+    r"nvidia-container-cli: initialization error: driver [^\n]{0,80}Cannot allocate memory"
 )
+_HELPER_CRASHED: Final = message_line(r"driver rpc error: failed to process request")
+_OPEN_FILES_LIMITED: Final = any_line(r"LimitNOFILE(?:Soft)?=\d{1,9}$|Max open files\s+\d{1,9}\s")
+_ROOTLESS: Final = any_line(r"(?i)\brootless\b")
 _OPEN_FILES_UNLIMITED: Final = any_line(r"LimitNOFILE(?:Soft)?=(?:infinity|1073741\d{3})|Max open files\s+1073741\d{3}")
 
 
 def _limit_open_files(snapshot: Snapshot) -> Iterable[Fix]:
+    engine = snapshot.view(container_engine)
+    if engine == "podman" or runtimes.containerd_product(snapshot) != "containerd" or snapshot.view(_ROOTLESS):
+        text = "set LimitNOFILE=1048576 for what starts the containers (the unit of k3s, or the user's session)"
+        yield manual_step("configure", f"{text}, and restart it")
+        return
     # Docker's containers are started by containerd too.
-    unit = "crio.service" if snapshot.view(container_engine) == "crio" else "containerd.service"
+    unit = "crio.service" if engine == "crio" else "containerd.service"
     write = join_commands(
         Shell("printf '[Service]\\nLimitNOFILE=1048576\\n' | sudo install -D -m 644 /dev/stdin"),
         command(f"/etc/systemd/system/{unit}.d/open-files.conf"),
@@ -363,9 +371,11 @@ RULES: Final = (
         cause="open-files-unlimited",
         layer="runtime",
         disruption="restart-service",
-        decisive=_HELPER_WITHOUT_MEMORY,
-        symptoms=(_HELPER_WITHOUT_MEMORY, all_of(symptoms.HOOK_FAILED, _OPEN_FILES_UNLIMITED)),
+        decisive=any_of(_HELPER_REFUSED_MEMORY, all_of(_HELPER_WITHOUT_MEMORY, _OPEN_FILES_UNLIMITED)),
+        typical=_HELPER_WITHOUT_MEMORY,
+        symptoms=(_HELPER_REFUSED_MEMORY, _HELPER_WITHOUT_MEMORY, _HELPER_CRASHED),
         context=_OPEN_FILES_UNLIMITED,
+        against=(_OPEN_FILES_LIMITED,),
         look_at=(
             Shell("systemctl show -p LimitNOFILE containerd docker"),
             Shell("sudo dmesg | grep __vm_enough_memory"),

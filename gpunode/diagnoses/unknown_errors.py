@@ -26,10 +26,13 @@ _FAILURE_WORDS: Final = Pattern(
 _GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bmig(?:Enabled|\b)|\bcdi\b|device driver")
 # How people say that something of a node fails; see ``prose.tells`` for what they do not mean.
 _TOLD_FAILURE_WORDS: Final = Pattern(
-    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?|dropped) off\b"
-    r"|\b(?:los(?:es?|t)|crash\w*|hang(?:s|ing)?|hung|fr(?:eez|oze)\w*|fail(?:s|ed|ures?|ing)?|die[sd]|dead|br(?:oken?|eaks)"
-    r"|gone|vanish\w*|disappear\w*|stuck|unresponsive)\b"
-    r"|\b(?:does|do|did|is|are|can)(?: not|n['’]t) (?:work|start|load|detect\w*|see|find|recogni\w*|show)"
+    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?) off\b|\b(?:is|are|was|were|has|have) gone\b"
+    r"|\bstop(?:ped|s) working\b|\b(?:los(?:es?|t)|crash\w*|hang(?:s|ing)?|hung|fr(?:eezes|oze)|fail(?:s|ed|ures?|ing)?"
+    r"|die[sd]|dead|br(?:oken?|eaks)|vanish\w*|disappear\w*|stuck|unresponsive|panics?|time[sd]? ?out|segfaults?"
+    r"|lockups?|artifacts|throttl(?:es|ed|ing)|reboots|powers off|only \d+ of (?:the )?\d+"
+    r"|(?:reports|shows|sees|has) (?:0|no) gpus?)\b"
+    r"|\bno longer (?:works?|starts?|loads?|detect\w*|recogni\w*|visible)\b"
+    r"|(?:\bnot|n['’]t) (?:work(?:ing)?|start|load|detect\w*|recogni\w*|visible|usable)\b"
 )
 _EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself, which sees more")
 _MAX_CITATIONS: Final = 3

@@ -156,9 +156,9 @@ def is_manager_needed(snapshot: Snapshot) -> bool | None:
 
 
 _NVLINK_LINE: Final = Pattern(
-    r"(?i)^[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
+    r"(?i)^(?:(?P<none>.*\ball links are inactive\b)|[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
     r"|Link (?P<link>\d{1,2}): *(?:<?inactive>?|(?P<rate>[\d.]+ GB/s))|(?P<row>[UDX_](?: [UDX_]){2,})\s*$"
-    r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))"
+    r"|(?P<other>NvSwitches:|physicalId )))"
 )
 
 

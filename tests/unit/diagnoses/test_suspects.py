@@ -373,3 +373,49 @@ def test_command_that_was_only_run_makes_no_suspect() -> None:
     told = "Other people get error 802 with H100. Mine are H100 NVL.\n\n"
     ran = "$ nvidia-smi -L\nGPU 0: NVIDIA H100 NVL (UUID: GPU-1)\n$ nvidia-smi topo -m | head -1\n\tGPU0\n"
     assert diagnose(take_snapshot(pasted.parse_text_report(told + ran))).suspects == ()
+
+
+PLUGIN_RETRIES = (
+    "kubectl logs nvidia-device-plugin-x2wqf",
+    "E0516 10:04:31.320012 1 main.go:301] Failed to start plugin: error waiting for MPS daemon: exit status 1"
+    + "\nI0516 10:05:01.320040 1 server.go:1] Registered device plugin for 'nvidia.com/gpu' with Kubelet",
+)
+CDI_WRITTEN = (
+    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+    "WARN[0000] Could not locate libnvidia-gtk3.so.550.54.14: pattern libnvidia-gtk3.so.550.54.14 not found"
+    + "\nINFO[0000] Generated CDI spec with version 0.5.0",
+)
+OTHER_HEADERS = (
+    "ls -d /usr/src/linux-headers-6.8.0-40-generic",
+    "ls: cannot access '/usr/src/linux-headers-6.8.0-40-generic': No such file or directory",
+)
+NO_CRI = ("cat /etc/containerd/config.toml", 'disabled_plugins = ["cri"]')
+CONFIGURED = ("sudo nvidia-ctk runtime configure --runtime=containerd", "")
+DOCKER_WORKS = ("docker run --rm --gpus all ubuntu nvidia-smi -L", "GPU 0: NVIDIA A100 (UUID: GPU-1)")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        ((PLUGIN_RETRIES,), "mps-control-daemon-missing"),
+        ((CDI_WRITTEN,), "cdi-spec-stale"),
+        ((("uname -r", "6.8.0-45-generic"), OTHER_HEADERS), "kernel-headers-missing"),
+        ((NO_CRI, CONFIGURED, DOCKER_WORKS), "containerd-cri-disabled"),
+    ],
+    ids=["MPS after a retry", "a warning of nvidia-ctk", "another kernel's headers", "docker works without CRI"],
+)
+def test_line_that_something_refutes_is_no_finding(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
+    assert cause not in {one.cause for one in of(*pieces).findings}
+
+
+def test_module_newer_than_the_loaded_one_awaits_a_reboot() -> None:
+    upgraded = ("dmesg", "[ 99.1] nvidia-modeset: Version mismatch: nvidia.ko(535.183.01) nvidia-modeset.ko(550.54.14)")
+    on_disk = ("modinfo -F version nvidia", "550.54.14")
+    found = of(("cat /proc/driver/nvidia/version", LOADED[1].replace("535.154.05", "535.183.01")), on_disk, upgraded)
+    assert [one.cause for one in found.roots] == ["driver-library-mismatch-reboot-pending"]
+
+
+def test_list_of_xids_suspects_the_causes_of_each() -> None:
+    found = of(("training log", "worker 3 exited: Xid 149 and 74 in turn, NVLink failure"))
+    causes = {one.cause for one in found.findings} | {one.cause for one in found.suspects}
+    assert {"xid-74-nvlink-error", "xid-145-149-nvlink5-fault"} <= causes

@@ -42,6 +42,9 @@ def test_service_error_unrelated_to_gpus_is_healthy() -> None:
         "Our GPU 3 falls off the bus with Xid 79 twice a day, what can we do?",
         "Training crashes after an hour on this node.",
         "Since the update the GPU is gone after suspend.",
+        "GPUs are not visible in pods.",
+        "It doesn't work any more.",
+        "Only 4 of 8 GPUs come up.",
     ],
 )
 def test_failure_told_beside_a_working_driver_is_asked_about(told: str) -> None:
@@ -59,6 +62,7 @@ def test_failure_told_beside_a_working_driver_is_asked_about(told: str) -> None:
         "No job crashes here, and no GPU was ever lost.",
         "A colleague says that his GPU is gone after suspend.",
         "Months ago jobs died on this node.",
+        "Frozen requirements: the gone days of CUDA 8 are over.",
     ],
 )
 def test_failure_asked_denied_or_long_ago_is_no_complaint(told: str) -> None:
