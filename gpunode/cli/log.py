@@ -34,7 +34,7 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     store = Store(validate_root(root))
     if not run:
         with suppress(UsageError):  # runs in clusters are listed without a right to read the node's
-            notes = tuple(filter(None, [store.explain_blank_run()]))
+            notes = store.explain_blank_runs()
     if not runs:
         from gpunode.cli.undo import explain_lost_record
         from gpunode.host.local import LocalHost

@@ -170,7 +170,8 @@ def _run_undo(
     ) as node:
         if (interrupted := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        node.notify(node.store.explain_blank_run())
+        for note in node.store.explain_blank_runs():
+            node.notify(note)
         make_plan = choose(node)
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
@@ -394,7 +395,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     store, host = Store(place), LocalHost(place)
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
     lost = () if runs or file else explain_lost_record(host, store)
-    notes = (*filter(None, [store.explain_blank_run()]), *lost)
+    notes = (*store.explain_blank_runs(), *lost)
     previews = {run.id: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
     if file and not runs:

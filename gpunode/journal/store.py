@@ -259,19 +259,28 @@ class Store:
         newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
         return newest if newest and newest.commit is None else None
 
+    def explain_blank_runs(self) -> tuple[str, ...]:
+        """Return what is known of each run whose journal has no complete entry.
+
+        Raises:
+            JournalDamaged: a journal is damaged.
+        """
+        blank = (run for run in self.ids() if not self._read_entries(run))
+        return tuple(
+            f"{self._path(run)} has no complete entry: either run {_run_number(run)} was cut short before it changed "
+            "anything, or the file was damaged later; then gpunode cannot undo that run"
+            for run in blank
+        )
+
     def explain_blank_run(self) -> str:
-        """Return what is known of the newest run if its journal has no entry; empty if it has one.
+        """Return what is known of the newest run if its journal has no complete entry; empty if it has one.
 
         Raises:
             JournalDamaged: its journal is damaged.
         """
         newest = self.ids()[-1:]
-        if not newest or self._read_entries(newest[0]):
-            return ""
-        return (
-            f"{self._path(newest[0])} is empty: either run {_run_number(newest[0])} was cut short before it changed "
-            "anything, or the file was damaged later; then gpunode cannot undo that run"
-        )
+        blank = bool(newest) and not self._read_entries(newest[0])
+        return self.explain_blank_runs()[-1] if blank else ""
 
     def list_runs_since_completed(self) -> frozenset[str]:
         """Return the runs after the newest one that was completed, and so did what earlier ones had left.

@@ -119,7 +119,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
     found = (
         *_find_remaining_files(recorded, store, host),
         *_find_remaining_additions(recorded, facts, with_modules=not undone.reboot_reason),
-        *_find_copied_handlers(undone, facts),
+        *_find_copied_handlers(undone, facts, store),
     )
     kept = tuple(item for item in found if item.subject not in named)
     return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
@@ -186,14 +186,14 @@ def _find_remaining_additions(recorded: RecordedAdditions, facts: Facts, *, with
             yield KeptItem(module, "stays in the kernel until the next boot")
 
 
-def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
+def _find_copied_handlers(undone: UndoPlan, facts: Facts, store: Store) -> Iterator[KeptItem]:
     """Yield handlers that were removed from one file and that another file still registers with NVIDIA's program."""
     from gpunode.runtimes.reversal import changed_handlers  # on use: `log` and `rollback --list` load this module, too
 
     removed = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
     for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if removed else ())):
-        by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
-        where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
+        by_name = store.command("ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+        where = "is also in a file where gpunode did not write it"
         for name in (one for one in list_toolkit_handlers(facts, row) if one in removed):
             yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 

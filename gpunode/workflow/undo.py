@@ -469,7 +469,7 @@ def revert_change(
     if reversal is None or (reversal.changed and not keeps_changed):
         return None
     names = ", ".join(".".join(keys) for keys in reversal.removed)
-    notes = [f"{change.path}: {names} was edited in gpunode's tables since and is removed with them"] if names else []
+    notes = [f"{change.path}: edits of gpunode's tables are removed with them: {names}"] if names else []
     notes += [f"{change.path}: {'.'.join(keys)} was edited since and stays" for keys in reversal.kept]
     notes += [
         f"{change.path}: {'.'.join(keys)} is kept: its program was changed since"

@@ -188,6 +188,7 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
     screen = SimpleNamespace(ask_for_consent=lambda *_, **__: None, put=lambda *_: None, show_event=None)
     node = SimpleNamespace(**vars(NODE), screen=screen, signals=SimpleNamespace(raise_if_received=None))
     node.clean_up_after_interruption = lambda: None
+    node.store = SimpleNamespace(explain_blank_runs=tuple)
     monkeypatch.setattr(undo, "exclusive_session", lambda *_, **__: nullcontext(node))
     monkeypatch.setattr(undo, "require_root", lambda *_: None)
     monkeypatch.setattr(undo, "find_package_repair", lambda _: SimpleNamespace(purpose="finish"))

@@ -236,7 +236,10 @@ def test_next_step_never_asks_to_type_a_placeholder(cause: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "command"),
-    [("journalctl -u job", "sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"), ("dmesg", "lspci -D -d 10de:")],
+    [
+        ("journalctl -u job", "sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),
+        ("dmesg", "sudo gpunode doctor  # on the node itself"),
+    ],
 )
 def test_unnamed_gpu_of_a_certain_fault_is_looked_for_first(source: str, command: str) -> None:
     found = first_finding((source, "NVRM: Xid: 119, Timeout waiting for RPC from GSP!"))

@@ -377,13 +377,13 @@ def test_command_that_was_only_run_makes_no_suspect() -> None:
 
 PLUGIN_RETRIES = (
     "kubectl logs nvidia-device-plugin-x2wqf",
-    "E0516 10:04:31.320012 1 main.go:301] Failed to start plugin: error waiting for MPS daemon: exit status 1"
-    + "\nI0516 10:05:01.320040 1 server.go:1] Registered device plugin for 'nvidia.com/gpu' with Kubelet",
+    """E0516 10:04:31.320012 1 main.go:301] Failed to start plugin: error waiting for MPS daemon: exit 1
+I0516 10:05:01.320040 1 server.go:1] Registered device plugin for 'nvidia.com/gpu' with Kubelet
+""",
 )
 CDI_WRITTEN = (
     "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-    "WARN[0000] Could not locate libnvidia-gtk3.so.550.54.14: pattern libnvidia-gtk3.so.550.54.14 not found"
-    + "\nINFO[0000] Generated CDI spec with version 0.5.0",
+    "WARN[0000] Could not locate libnvidia-gtk3.so.550.54.14: pattern libnvidia-gtk3.so.550.54.14 not found\n",
 )
 OTHER_HEADERS = (
     "ls -d /usr/src/linux-headers-6.8.0-40-generic",

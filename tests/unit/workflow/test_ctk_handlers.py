@@ -138,7 +138,7 @@ def test_keys_that_go_with_an_entry_are_told(name: str, store: Store) -> None:
         host.files[path] = FileState(b"".join([*lines[:at], mine, *lines[at:]]))
     plan = unconfigured(host, store, desired, name)
     assert handlers(host, name) == set()
-    assert any("is removed with them" in note and "mine" in note for note in plan.planned.all_notes)
+    assert any("are removed with them" in note and "mine" in note for note in plan.planned.all_notes)
 
 
 def test_second_unconfigure_keeps_a_foreign_default_runtime(store: Store) -> None:

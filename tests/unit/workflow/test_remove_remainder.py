@@ -87,7 +87,7 @@ def test_handler_copied_to_another_file_is_named_with_its_remedy(store: Store) -
 
     (kept,) = left.kept
     assert kept.subject == "the runtime nvidia of containerd"
-    assert "`sudo gpunode ctk runtime unconfigure --runtime=containerd`" in kept.reason
+    assert f"`sudo gpunode ctk runtime unconfigure --runtime=containerd --root {store.root}`" in kept.reason
 
 
 def test_edit_that_only_needed_a_restart_belongs_to_the_user(store: Store) -> None:
