@@ -135,7 +135,7 @@ def test_former_entry_is_restored_as_written() -> None:
     ("now", "expected", "note"),
     [
         # An entry with a user's addition is still gpunode's; without a path dockerd would not start.
-        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "is removed with"),
+        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "are removed with"),
         ({"runtimes": {"nvidia": {"path": "/mine"}}, "default-runtime": "nvidia"},
          {"runtimes": {"nvidia": {"path": "/mine"}}}, "is kept"),
         ({"runtimes": {"nvidia": NVIDIA, "x": {"path": "/x"}}, "default-runtime": "x"},
