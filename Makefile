@@ -85,7 +85,7 @@ uninstall: ## remove what make install made; what gpunode set up is kept (gpunod
 demo: $(RUNS) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
 	@$(BIN)/gpunode rehearse containerd
 
-test: $(READY) ## run the tests, without those in chroots and the long ones: at most 10 minutes on two cores
+test: $(READY) ## run the tests, without those in chroots and the long ones: the goal is 10 minutes on two cores
 	@$(PYTEST) -p no:cacheprovider $(PARALLEL) -m 'not long and not e2e' $(PYTEST_ARGS) $(TESTS)
 
 test-e2e: $(READY) ## run the tests in chroots and containers; fails if the machine cannot run them (needs root)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, unknown_errors, xids
-from gpunode.diagnoses.commands import Command, Shell, command
+from gpunode.diagnoses.commands import EXAMINE_NODE_COMMAND, Command, Shell, command
 from gpunode.diagnoses.evaluation import evaluate_rule, is_examined_by_gpunode, ruled_out_alternatives_by_root
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
@@ -123,10 +123,6 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     return replace(found, basis="ranking")
 
 
-# A text does not show which machine it is from, or when.
-_EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself")
-
-
 def _list_checks(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
     """Return the commands to run before the remedy; see ``Finding.look_at``."""
     checks: tuple[Command, ...] = ()
@@ -134,7 +130,7 @@ def _list_checks(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
         asked = rules_by_cause()[finding.cause].look_at
         checks = special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
     is_harmless = is_examined_by_gpunode(snapshot) or not starts_with_disruption(finding.remedy)
-    return checks if checks or is_harmless else (_EXAMINE_NODE_COMMAND,)
+    return checks if checks or is_harmless else (EXAMINE_NODE_COMMAND,)
 
 
 def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:

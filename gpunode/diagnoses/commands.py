@@ -24,6 +24,8 @@ _GPU_ID: Final = Pattern(
 )
 _MAX_PATH_LENGTH: Final = 255
 
+# A text does not show which machine it is from, or when.
+EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself")
 RUNNING_KERNEL_SUBSTITUTION: Final = Shell("$(uname -r)")
 
 

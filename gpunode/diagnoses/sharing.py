@@ -349,6 +349,8 @@ _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
 )
 
+_SHOW_MPS_DAEMONS: Final = Shell("kubectl get pods -A | grep mps-control")
+_SHOW_MPS_LABELS: Final = Shell("kubectl get nodes -L nvidia.com/mps.capable")
 _rule = partial(Rule, layer="gpu")
 
 RULES: Final = (
@@ -369,9 +371,9 @@ RULES: Final = (
         decisive=message_line(r"using MPS requires --mps-root|error (?:waiting for|checking) MPS daemon"),
         # It retries, and registers once the daemon is up.
         against=(message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text"), _SHARED_LABEL),
-        look_at=(Shell("kubectl get pods -A | grep mps-control"), Shell("kubectl get nodes -L nvidia.com/mps.capable")),
+        look_at=(_SHOW_MPS_DAEMONS, _SHOW_MPS_LABELS),
         remedy=make_fixed_remedy(
-            run_step("inspect", "see whether the daemon's pods run", Shell("kubectl get pods -A | grep mps-control")),
+            run_step("inspect", "see whether the daemon's pods run", _SHOW_MPS_DAEMONS),
             manual_step(
                 "configure",
                 'deploy the plugin with its daemon: `gpunode k8s apply` of a recipe with mode = "mps" in '
@@ -381,7 +383,7 @@ RULES: Final = (
             run_step(
                 "inspect",
                 "GPU feature discovery has to label the node nvidia.com/mps.capable=true: the daemon runs on no other",
-                Shell("kubectl get nodes -L nvidia.com/mps.capable"),
+                _SHOW_MPS_LABELS,
             ),
         ),
         explains=NO_CLUSTER_GPU | {"time-slicing-config-not-applied"},

@@ -9,6 +9,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.cluster import register_runtime_command, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
+from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart_unit, run_step, setup_step
 from gpunode.diagnoses.signs import (
@@ -264,13 +265,12 @@ _HELPER_WITHOUT_MEMORY: Final = message_line(
 )
 _HELPER_CRASHED: Final = message_line(r"driver rpc error: failed to process request")
 _OPEN_FILES_LIMITED: Final = any_line(r"LimitNOFILE(?:Soft)?=\d{1,9}$|Max open files\s+\d{1,9}\s")
-_ROOTLESS: Final = any_line(r"(?i)\brootless\b")
 _OPEN_FILES_UNLIMITED: Final = any_line(r"LimitNOFILE(?:Soft)?=(?:infinity|1073741\d{3})|Max open files\s+1073741\d{3}")
 
 
 def _limit_open_files(snapshot: Snapshot) -> Iterable[Fix]:
     engine = snapshot.view(container_engine)
-    if engine == "podman" or runtimes.containerd_product(snapshot) != "containerd" or snapshot.view(_ROOTLESS):
+    if engine == "podman" or runtimes.containerd_product(snapshot) != "containerd" or snapshot.view(ROOTLESS):
         text = "set LimitNOFILE=1048576 for what starts the containers (the unit of k3s, or the user's session)"
         yield manual_step("configure", f"{text}, and restart it")
         return

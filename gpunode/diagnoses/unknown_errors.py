@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from gpunode.diagnoses import prose
-from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.commands import EXAMINE_NODE_COMMAND, Shell
 from gpunode.diagnoses.model import Citation, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
@@ -34,7 +34,6 @@ _TOLD_FAILURE_WORDS: Final = Pattern(
     r"|\bno longer (?:works?|starts?|loads?|detect\w*|recogni\w*|visible)\b"
     r"|(?:\bnot|n['’]t) (?:work(?:ing)?|start|load|detect\w*|recogni\w*|visible|usable)\b"
 )
-_EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself, which sees more")
 _MAX_CITATIONS: Final = 3
 
 
@@ -45,7 +44,7 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
         return None
     question = "what is the cause? no rule knows this error, and nothing else shows a fault"
     look_at = (
-        _EXAMINE_NODE_COMMAND,
+        EXAMINE_NODE_COMMAND,
         Shell("nvidia-smi -q"),
         Shell("sudo dmesg | grep -i nvrm"),
     )
@@ -65,7 +64,7 @@ def find_error_beside_fault(snapshot: Snapshot, known_lines: Collection[Citation
     if not lines:
         return None
     question = "is this another fault? no rule knows this error, and what was found does not explain it"
-    return OpenQuestion(question, (_EXAMINE_NODE_COMMAND,), lines)
+    return OpenQuestion(question, (EXAMINE_NODE_COMMAND,), lines)
 
 
 def find_told_failure(snapshot: Snapshot) -> OpenQuestion | None:
@@ -81,7 +80,7 @@ def find_told_failure(snapshot: Snapshot) -> OpenQuestion | None:
     if not lines:
         return None
     question = "what shows this failure? the text tells of it, but all that is shown works"
-    return OpenQuestion(question, (_EXAMINE_NODE_COMMAND,), lines)
+    return OpenQuestion(question, (EXAMINE_NODE_COMMAND,), lines)
 
 
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:

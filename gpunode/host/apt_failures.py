@@ -205,7 +205,7 @@ def explain_failure(
 
 def _quote_apt(output: str) -> str:
     """Return apt's error messages, without the hashes listed below them."""
-    errors = messages(output, "E") + [errors for errors in messages(output, "W") if re.search(r"rror|ailed", errors)]
+    errors = messages(output, "E") + [warning for warning in messages(output, "W") if re.search(r"rror|ailed", warning)]
     own = [line for line in output.splitlines() if line.startswith((" ", "dpkg: error"))]
     errors += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
     lines = [message.splitlines()[0] for message in errors] or output.strip().splitlines()[-5:]

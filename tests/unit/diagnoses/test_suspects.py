@@ -408,6 +408,48 @@ def test_line_that_something_refutes_is_no_finding(pieces: tuple[tuple[str, str]
     assert cause not in {one.cause for one in of(*pieces).findings}
 
 
+PULLED = "Unable to find image 'nvidia/cuda:latest' locally"
+A100 = (
+    "nvidia-smi",
+    """| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |
+|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |
+| N/A   31C    P0             62W /  400W |       4MiB /  81920MiB |      0%      Default |
+|                                         |                        |             Disabled |
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        ((NO_DRIVER_OF_DOCKER, ("post", "Only my rootless docker says so.")), "docker-rootless-config"),
+        ((NO_DRIVER_OF_DOCKER, ("post", "Ubuntu 22.04\nGraphics: Mesa Intel Xe Graphics")), "no-gpu-present"),
+        ((("gpu_burn", "[HAMI-core ERROR (allocator.c:121)]: cuMemoryAllocate failed res=2"),), "gpu-memory-taken"),
+        ((("post", "The library libnvidia-encode.so.1 is not injected."),), "video-libraries-missing"),
+    ],
+)
+def test_first_answer_to_words_of_a_user_is_their_cause(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
+    found = of(*pieces)
+    assert [*(one.cause for one in found.findings), *(one.cause for one in found.suspects)][0] == cause
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        ("docker run --rm --gpus all nvidia/cuda nvidia-smi", f"{PULLED}\n{A100[1]}"),
+        ("kubectl logs plugin", "W1204 1 devices.go:131] Ignoring error getting device memory: Not Supported"),
+        ("values.yaml", "mig-configs:\n  all-disabled:\n    - devices: all\n      mig-enabled: false\nmigManager:"),
+    ],
+    ids=["a pulled image", "an ignored error", "a setting that is false"],
+)
+def test_words_of_failures_in_healthy_output_make_no_suspect(piece: tuple[str, str]) -> None:
+    assert of(piece).suspects == ()
+
+
+def test_mig_that_is_off_is_suspected_for_no_complaint() -> None:
+    assert of(("post", "We see wrong results from GEMM."), A100).suspects == ()
+
+
 def test_module_newer_than_the_loaded_one_awaits_a_reboot() -> None:
     upgraded = ("dmesg", "[ 99.1] nvidia-modeset: Version mismatch: nvidia.ko(535.183.01) nvidia-modeset.ko(550.54.14)")
     on_disk = ("modinfo -F version nvidia", "550.54.14")
