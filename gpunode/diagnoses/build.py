@@ -526,7 +526,7 @@ RULES: Final = (
         share=2,
         decisive=unless(_COMPILER_MISMATCH, _KERNEL_HEADERS_MISSING, _NO_SPACE, _NO_TOOL),
         typical=unless(
-            build_log_line(r"compiler differs from the one used to build the kernel"),
+            build_log_line(r"compiler differs from the one used to build the kernel|\bexport IGNORE_CC_MISMATCH="),
             *_NON_API_BUILD_FAILURES[:-1],
             _KERNEL_API_MISMATCH,
         ),

@@ -144,7 +144,7 @@ _CUDA_STARTUP_FAILS: Final = any_of(
 )
 _SUSPENDED_OR_RESUMED: Final = message_line(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
-    r"|Entering sleep state|System returned from sleep"
+    r"|Entering sleep state|System returned from sleep|\b[Ss]uspend(?:ed)?\b[^.\n]{0,20}\b(?:w[ao]ke|resum)"
     r"|(?<!\b[Nn]ot )(?<!\b[Nn]ever )(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
 _LOAD_UVM: Final = make_fixed_remedy(

@@ -163,7 +163,7 @@ RULES: Final = (
         symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
         decisive=unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON),
-        typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
+        typical=message_line(r"memory_peers/?'?: No such file", "listing", "text", "file"),
         remedy=_load_peermem,
     ),
     _rule(

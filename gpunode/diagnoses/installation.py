@@ -235,7 +235,10 @@ _DRIVER_PACKAGE_NAME: Final = r"['‘\"]?(?:nvidia-driver(?:-\d{3}[\w-]*)?|nvidi
 _DRIVER_PACKAGE_UNKNOWN: Final = message_line(
     rf"{PACKAGE_NOT_FOUND_BEFORE_NAME}\s*{_DRIVER_PACKAGE_NAME}"
     rf"|{_DRIVER_PACKAGE_NAME}['’\"]? (?:{PACKAGE_NOT_FOUND_AFTER_NAME}|has no installation candidate)"
+    rf"|Version '[^'\n]{{1,80}}' for {_DRIVER_PACKAGE_NAME}' was not found"
 )
+# Amazon's "standard" image of AL2023 has no driver; its "nvidia" image has.
+_IMAGE_WITHOUT_DRIVER: Final = message_line(r"\bamazon-eks-node-al2023-\w+-standard\b")
 _TOOLKIT_INSTALLER_MESSAGE: Final = message_line(_TOOLKIT_WITHOUT_DRIVER.pattern)
 # The installer's message, and a shell that suggests a package for nvidia-smi.
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
@@ -374,6 +377,7 @@ RULES: Final = (
             all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
             unless(_DRIVER_PACKAGE_UNKNOWN, symptoms.REPOSITORY_REFUSED),
             _TOOLKIT_INSTALLER_MESSAGE,
+            all_of(_IMAGE_WITHOUT_DRIVER, symptoms.NO_NVML_LIBRARY),
         ),
         summary=_summarize_missing_driver,
         context=_DRIVER_NOT_INSTALLED_MESSAGE,

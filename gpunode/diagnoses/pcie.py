@@ -189,6 +189,8 @@ _PEER_TRANSFER_PROBLEM: Final = any_of(
     ),
     message_line(r"(?i)\bvia P2P/[^\n]*\n[^\n]*\bhang"),
 )
+# A network card's transfer from or to a GPU: IBV_WC_LOC_PROT_ERR and IBV_WC_REM_OP_ERR.
+_PEER_TRANSFER_REFUSED: Final = message_line(r"NET/IB : Got completion [^\n]{0,60}(?:error|status=)\s?(?:4|11)\b")
 _ACS_INSPECTED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
 _ACS_REDIRECTS_REQUESTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
 _ACS_VALIDATES_SOURCE: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
@@ -278,7 +280,7 @@ RULES: Final = (
     _rule(
         cause="iommu-blocks-p2p",
         disruption="reboot",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, symptoms.CUDA_PROGRAM_FAULT),
+        symptoms=(*(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, symptoms.CUDA_PROGRAM_FAULT, _PEER_TRANSFER_REFUSED),),
         look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
         decisive=custom_sign(_gpu_page_faults),
         typical=unless(
@@ -296,7 +298,7 @@ RULES: Final = (
     _rule(
         cause="acs-blocks-p2p",
         severity="warning",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, _PEER_TRANSFER_REFUSED),
         look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
         decisive=all_of(_ACS_REDIRECTS_REQUESTS, any_of(_PEER_TRANSFER_PROBLEM, _PEER_BANDWIDTH_LOW)),
         typical=any_of(

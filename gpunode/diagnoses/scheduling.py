@@ -203,7 +203,9 @@ _NVCC_NOT_FOUND: Final = unless(
     symptoms.NO_DEVICES,
 )  # fmt: skip
 # A request near 2^64 is not real: HAMi-core's counter fell below zero (Project-HAMi/HAMi issue 1181).
-_HAMI_MEMORY_LIMIT_HIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d{1,18} / \d+")
+_HAMI_MEMORY_LIMIT_HIT: Final = message_line(
+    r"\[(?:HAMI-core|4pdvGPU) ERROR[^\n]{0,120}\b[Dd]evice (?:\d+ OOM \d{1,18} / \d+|OOM encountered: usage=\d)"
+)
 
 _rule = partial(Rule, layer="kubernetes")
 
@@ -281,7 +283,10 @@ RULES: Final = (
         typical=any_of(
             _TAINT_NOT_TOLERATED,
             unless(_GPU_TAINT, _NODE_OFFERS_GPUS, _TOLERATES_GPU_TAINT),
-            unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES_GPU_TAINT),
+            unless(
+                all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending|had taints that the pod didn't tolerate")),
+                _TOLERATES_GPU_TAINT,
+            ),
         ),
         symptoms=(symptoms.POD_PENDING,),
         context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_TAINT_VALUE),
@@ -433,7 +438,10 @@ RULES: Final = (
         layer="toolkit",
         disruption="restart-container",
         typical=_VIDEO_LIBRARY_MISSING,
-        symptoms=(_VIDEO_LIBRARY_MISSING,),
+        symptoms=(
+            _VIDEO_LIBRARY_MISSING,
+            message_line(r"(?i)encoder[^\n]{0,30}fail[^\n]{0,40}\b(?:h264|hevc|av1)_nvenc\b"),
+        ),
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'"),),
         remedy=make_fixed_remedy(
             run_step(

@@ -142,7 +142,8 @@ _MEMORY_OF_PROCESS: Final = Pattern(
 )
 _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _GPU_OUT_OF_MEMORY: Final = message_line(
-    r"CUDA out of memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"CUDA out[ -]of[ -]memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|显存[^\n]{0,6}没有释放"
     r"|cuda_driver\.cc:\d+\] failed to allocate|cuMemoryAllocate failed res=2|Error in C alloc \([^\n]*out of memory"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")

@@ -59,7 +59,7 @@ _LEGACY_GPU_IGNORED: Final = _refusal_sign(
     r"|NVRM:[^\n]{0,99}\d{3}\.\S+ NVIDIA driver will ignore"
 )
 _GPU_WITHOUT_GSP_REFUSED: Final = _refusal_sign(
-    r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
+    r"nvidia\.ko because it does not include the required GPU|does not include the required GPU System Processor"
 )
 _ONLY_DATA_CENTER_GPUS: Final = _refusal_sign(r"Open nvidia\.ko is only ready for use on Data Center GPUs")
 _NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")

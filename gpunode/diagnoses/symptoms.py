@@ -381,7 +381,7 @@ PLUGIN_FAILS: Final = message_line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
     r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
-    r"|DCGM initialization error|Error: Failed to initialize NVML$"
+    r"|DCGM initialization error|^[ \t]*(?:Error: )?Failed to initialize NVML$"
     r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
 OPERATOR_PODS_NOT_READY: Final = message_line(

@@ -317,9 +317,12 @@ RULES: Final = (
         decisive=all_of(_TOOLKIT_BEFORE_CGROUP_V2, _DEVICES_CGROUP_NOT_FOUND),
         typical=any_of(
             message_line(r"cgroup subsystem devices not found"),
-            all_of(
-                _TOOLKIT_BEFORE_CGROUP_V2,
-                any_of(_NODE_USES_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container")),
+            unless(
+                all_of(
+                    _TOOLKIT_BEFORE_CGROUP_V2,
+                    any_of(_NODE_USES_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container")),
+                ),
+                symptoms.RUNTIME_UNKNOWN,
             ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),

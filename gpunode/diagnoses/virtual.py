@@ -109,7 +109,8 @@ def _gridd_line(words: str) -> Sign:
 
 
 _VGPU_UNLICENSED: Final = message_line(
-    r"(?i)License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
+    # NVIDIA's licence daemon, and CUDA once the grace period is over.
+    r"(?i)License Status\s*:\s*(?:Unlicensed|Expired|Restricted)|device doesn.t have (?:a )?valid Grid license",
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
 )
 # The client is configured: the token that names its server is there, but it still has no licence.

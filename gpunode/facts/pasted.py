@@ -77,10 +77,11 @@ _PROMPT_WITH_PLACE: Final = (
     r"|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?"
     r"|(?:PS )?[A-Z]:\\[^>\n]{0,80}>|PS [~/][^>\n]{0,80}>"
 )
-# "$ lsmod"; "+ lsmod" is a command as `set -x` shows it. No program prints lines that begin with $.
+# "$ lsmod"; "+ lsmod" is a command as `set -x` shows it, and "++ lsmod" one whose output a variable takes. No program
+# prints lines that begin with $.
 _PLAIN_PROMPT: Final = (
     r"➜ {1,2}[\w.-]{1,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?|[A-Za-z][\w.-]{0,39}%(?= )|[\w.-]{1,40}[$#](?= )|\$|❯"
-    r"|\+{1,2}(?= [a-z])"
+    r"|\+(?= [a-z])"
 )
 _PROMPT_LINE: Final = Pattern(
     rf"^{_TEXT_BEFORE_PROMPT}(?:(?P<place>{_PROMPT_WITH_PLACE})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$"

@@ -48,7 +48,7 @@ COMPAT_UNSUPPORTED_MESSAGE: Final = Pattern(
     r"\(804 vs\. 0\)"
     r"|\b(?:[Cc][Uu][Dd][Aa]\b|cu(?:da)?[A-Z]\w*)[^\n]{0,80}\b(?:[Ee]rror:?|[Cc]ode|returned|failure:) 804\b"
     r"|[Ff]orward compatibility was attempted on non supported HW"
-    r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
+    r"|cudaErrorCompatNotSupportedOnDevice|\b(?:CUDA_)?ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
 )
 
 

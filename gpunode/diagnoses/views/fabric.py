@@ -24,7 +24,7 @@ _VERSION_MISMATCH_MESSAGE: Final = Pattern(
 _NVSWITCH_MESSAGE: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _MANAGER_WORDS: Final = Pattern(r"(?i)fabric-?manager")
 _SEARCH_COMMAND: Final = Pattern(r"(?i)\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric")
-_NOT_INSTALLED_ANSWER: Final = Pattern(r"(?i)^\s*$|no packages found|is not installed")
+_NOT_INSTALLED_ANSWER: Final = Pattern(r"(?i)^\s*0?\s*$|no packages found|is not installed")
 # Messages of systemd, its log and older tools; bare states only count if the unit was queried.
 _UNIT_STATE_PATTERNS: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),

@@ -426,11 +426,104 @@ A100 = (
         ((NO_DRIVER_OF_DOCKER, ("post", "Ubuntu 22.04\nGraphics: Mesa Intel Xe Graphics")), "no-gpu-present"),
         ((("gpu_burn", "[HAMI-core ERROR (allocator.c:121)]: cuMemoryAllocate failed res=2"),), "gpu-memory-taken"),
         ((("post", "The library libnvidia-encode.so.1 is not injected."),), "video-libraries-missing"),
+        ((("post", "Hardware encoder probe failed for ['-c:v', 'h264_nvenc']"),), "video-libraries-missing"),
+        (
+            (("nccl-tests", "net_ib.cu:788 NCCL WARN NET/IB : Got completion with error 4, opcode 1, len 21938"),),
+            "iommu-blocks-p2p",
+        ),
     ],
 )
 def test_first_answer_to_words_of_a_user_is_their_cause(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
     found = of(*pieces)
     assert [*(one.cause for one in found.findings), *(one.cause for one in found.suspects)][0] == cause
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        ((("job log", "CUDA error: device doesn't have valid Grid license"),), "vgpu-unlicensed"),
+        (
+            (
+                ("vllm", "RuntimeError: CUDA error: system not yet initialized"),
+                ("dpkg -l | grep -c fabricmanager", "0"),
+            ),
+            "fabric-manager-not-installed",
+        ),
+        (
+            (
+                (
+                    "kubectl logs job",
+                    "[4pdvGPU ERROR (pid:9 limit.c:277)]: device OOM encountered: usage=9502195712 limit=8388608000",
+                ),
+            ),
+            "hami-memory-limit",
+        ),
+        (
+            (("train.log", "Error while creating shared memory segment /dev/shm/nccl-pZ (size 7340384)"),),
+            "shared-memory-too-small",
+        ),
+        (
+            (("apt install nvidia-driver-580", "E: Version '580.126.09' for 'nvidia-driver-580' was not found"),),
+            "driver-not-installed",
+        ),
+        (
+            (
+                (
+                    "kubectl logs installer",
+                    "++ uname -r\n+ KERNEL=5.3.0-1029\nE: Unable to locate package linux-headers-5.3.0-1029",
+                ),
+            ),
+            "kernel-headers-missing",
+        ),
+        (
+            (("ls /sys/kernel/mm/memory_peers/", "ls: cannot access '/sys/kernel/mm/memory_peers/': No such file"),),
+            "gpudirect-rdma-disabled",
+        ),
+        (
+            (("dmesg", "[ 7.1] NVRM: nvidia.ko because it does not include the required GPU"),),
+            "open-module-on-pre-turing",
+        ),
+        (
+            (
+                ("post", "gpu-operator on an RKE2 cluster"),
+                ("kubectl logs toolkit", "Error: unable to load config: (6, 21): keys cannot contain { character"),
+            ),
+            "k3s-runtime-config-overwritten",
+        ),
+        (
+            (
+                (
+                    "kubectl logs plugin",
+                    "could not load NVML library: libnvidia-ml.so.1: cannot open shared object file",
+                ),
+                ("post", "AMI amazon-eks-node-al2023-x86_64-standard-1.29-v20240514"),
+            ),
+            "driver-not-installed",
+        ),
+        (
+            (
+                ("kubectl describe pod p", "2 node(s) had taints that the pod didn't tolerate."),
+                (
+                    "kubectl describe node n",
+                    "Taints:             nvidia.com/gpu=present:NoSchedule\nAllocatable:\n  nvidia.com/gpu:  1",
+                ),
+            ),
+            "pod-missing-gpu-toleration",
+        ),
+        (
+            (
+                (
+                    "apt search nvidia-container-toolkit",
+                    "nvidia-container-toolkit/buster,now 1.0.3-1 amd64 [installed]",
+                ),
+                ("docker run --runtime=nvidia cuda", "docker: Error response: Unknown runtime specified nvidia."),
+            ),
+            "nvidia-runtime-not-registered",
+        ),
+    ],
+)
+def test_message_of_a_program_is_an_answer(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
+    assert [one.cause for one in of(*pieces).roots][:1] == [cause]
 
 
 @pytest.mark.parametrize(
