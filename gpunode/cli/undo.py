@@ -41,6 +41,7 @@ from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
     execute_undo,
+    explain_newer_runs,
     explain_undone,
     find_newest_run,
     find_run,
@@ -95,9 +96,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
     def choose_run(node: Session) -> UndoPlanner:
         try:
             chosen = (
-                find_run(node.store, run, with_packages=with_packages)
-                if run
-                else _choose_newest_run(node.store, with_packages=with_packages)
+                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
             )
         except UsageError as error:
             for note in explain_lost_record(node.host, node.store):
@@ -133,13 +132,25 @@ def _survey_node(node: Session) -> Facts:
     return survey(node.host, image=node.host.root != "/")
 
 
-def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | NothingToUndo:
-    """Return the run that a rollback without RUN undoes: the newest, never an older one."""
+def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
+    """Return the newest run that a rollback without RUN can undo; with later runs, only for a person who is asked.
+
+    Raises:
+        UsageError: there is none, or a later run exists and nobody is asked.
+    """
+    store, with_packages = node.store, permissions.with_packages
     last = find_newest_run(store, with_packages=with_packages)
-    if not last.is_undone(with_packages=with_packages):
-        return last
-    why = f"run {run_label(last.undone_by, last.verb)} undid it"
-    return explain_undone(store, last, why, with_packages=with_packages)
+    if last.is_undone(with_packages=with_packages):
+        why = f"run {run_label(last.undone_by, last.verb)} undid it"
+        return explain_undone(store, last, why, with_packages=with_packages)
+    if why := explain_newer_runs(store, last):
+        what = f"run {last.label} ({describe_run(last)}) is not the newest run"
+        if permissions.yes:
+            words = [last.label, *(["--packages"] if with_packages else [])]
+            hint = f"undo it all the same: {rollback_command(node.screen.argv, *words)}"
+            raise UsageError(what, why=why, hint=hint)
+        node.notify(f"{what}: {why}")
+    return last
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
