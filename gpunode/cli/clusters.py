@@ -63,7 +63,7 @@ _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
 )
 # or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
-_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode(?= (?:k8s (?!render)|log|rollback k)\b)")
+_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode(?= (?:(?:k8s (?!render)|log)\b|rollback k\d))")
 _PLAN_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s plan$", re.MULTILINE)
 _REMOVE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s remove(?=$|,| if\b)", re.MULTILINE)
 _HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
