@@ -90,7 +90,7 @@ def test_steps_with_commas_are_answered_with_an_option_for_each(capsys: pytest.C
     assert "did you mean --only toolkit --only runtime-config?" in capsys.readouterr().err
 
 
-def test_unknown_step_beside_a_known_one_is_not_answered_with_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_step_beside_a_known_one_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["plan", "--only", "toolkit,nonsense"]) == 2
     error = capsys.readouterr().err
     assert "there is no step nonsense\n" in error
