@@ -68,8 +68,10 @@ def _verdict_title(examined: Examination) -> str:
     """Return the verdict on a node without faults."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return "The evidence does not decide the cause"
-    if examined.diagnosis.open_questions:
-        return "Something is wrong, but the evidence does not show what"
+    if questions := examined.diagnosis.open_questions:
+        if any(question.citations for question in questions):
+            return "Something is wrong, but the evidence does not show what"
+        return "Not enough evidence to call this node healthy"
     if examined.driver_works:
         return healthy_verdict(examined.snapshot).capitalize()
     return "No fault detected, but nothing shows that the driver works"
