@@ -38,7 +38,7 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, healthy_verdict, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, faultless_verdict, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -58,23 +58,15 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
     Its policy forbids scripts and requests, whatever the evidence contains.
     """
     findings = examined.diagnosis.findings
-    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _verdict_title(examined)
+    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _faultless_title(examined)
     top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
     whole = html_document(top, _page_body(examined, about, FULL_DETAIL))
     return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF_DETAIL))
 
 
-def _verdict_title(examined: Examination) -> str:
-    """Return the verdict on a node without faults."""
-    if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return "The evidence does not decide the cause"
-    if questions := examined.diagnosis.open_questions:
-        if any(question.citations for question in questions):
-            return "Something is wrong, but the evidence does not show what"
-        return "Not enough evidence to call this node healthy"
-    if examined.driver_works:
-        return healthy_verdict(examined.snapshot).capitalize()
-    return "No fault detected, but nothing shows that the driver works"
+def _faultless_title(examined: Examination) -> str:
+    verdict = faultless_verdict(examined)
+    return verdict[0].upper() + verdict[1:]
 
 
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
@@ -100,8 +92,8 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
 
 def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     if not faults:
-        tone = "unknown" if examined.diagnosis.open_questions or not examined.driver_works else "good"
-        label, title, told, remedy = "verdict", _verdict_title(examined), None, None
+        tone = "good" if examined.verdict == "healthy" else "unknown"
+        label, title, told, remedy = "verdict", _faultless_title(examined), None, None
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
