@@ -103,12 +103,12 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     started = time.monotonic()
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
-    place, image = validate_root(flags.root), is_image_root(flags.root)
+    root_folder, image = validate_root(flags.root), is_image_root(flags.root)
     if image and flags.reboot:
         raise UsageError("--reboot cannot be used with --root", why="an image does not run yet", hint="leave one out")
-    recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
+    recipe = load_request_and_set_proxies(Store(root_folder), flags.resume) if flags.resume else recipe_options.load()
     gpus = parse_setup_gpus(",".join(flags.gpu), image=image)
-    with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
+    with exclusive_session("setup", output, root_folder, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
         blank_runs = node.store.explain_blank_runs()
         for note in blank_runs:

@@ -108,17 +108,17 @@ def _render_verdict(fleet: FleetSummary) -> Markup:
 
 
 def _render_node_groups(title: str, legend: str, kinds: Iterable[Markup], id_: str | None = None) -> Markup | None:
-    found = list(kinds)
-    more = len(found) - _MAX_GROUPS_SHOWN
+    groups = list(kinds)
+    more = len(groups) - _MAX_GROUPS_SHOWN
     rest = tag("p.legend", f"and {group_digits(more)} more; --json has all") if more > 0 else None
-    return card(title, tag("ol.kinds", found[:_MAX_GROUPS_SHOWN]), rest, legend=legend, id_=id_) if found else None
+    return card(title, tag("ol.kinds", groups[:_MAX_GROUPS_SHOWN]), rest, legend=legend, id_=id_) if groups else None
 
 
 def _render_cause(tally: CauseTally) -> Markup:
     disruption = f" (the fix {TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
-    what = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
+    heading = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
     return _render_node_group(
-        what, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)
+        heading, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)
     )
 
 
@@ -130,15 +130,15 @@ def _render_node_group(heading: str, names: Sequence[str], *more: Markup | None)
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
     for one in fleet.differences:
         more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-        what = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
-        yield _render_node_group(f"{what}: {one.difference.why}{more}", one.reports)
+        heading = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
+        yield _render_node_group(f"{heading}: {one.difference.why}{more}", one.reports)
 
 
 def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
     drifted = ((f"{one.drift.title}: {one.drift.reason}", one.reports) for one in fleet.drift)
     left = ((f"not compared: {skipped.why}", skipped.reports) for skipped in fleet.not_compared)
-    for what, reports in (*drifted, *left):
-        yield _render_node_group(_shorten(what, _MAX_TEXT_LENGTH), reports)
+    for heading, reports in (*drifted, *left):
+        yield _render_node_group(_shorten(heading, _MAX_TEXT_LENGTH), reports)
 
 
 def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:

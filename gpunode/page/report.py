@@ -58,8 +58,8 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
     Its policy forbids scripts and requests, whatever the evidence contains.
     """
     findings = examined.diagnosis.findings
-    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _faultless_title(examined)
-    top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
+    title = findings[0].title if findings and not examined.diagnosis.is_healthy else _faultless_title(examined)
+    top = page_head(f"{about.node}: {title}" if about.node else title, "style.css")
     whole = html_document(top, _page_body(examined, about, FULL_DETAIL))
     return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF_DETAIL))
 
@@ -318,12 +318,12 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
 
 def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
     message, at = fault.xid or fault.sxid, _plausible_time(fault)
-    known = xids.lookup(fault.code) if fault.source == "xid" else None
+    catalog_entry = xids.lookup(fault.code) if fault.source == "xid" else None
     code = _FAULT_CODE_FORMATS[fault.source].format(fault.code)
     yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)
-    yield tag("td", known.meaning if known else "")
+    yield tag("td", catalog_entry.meaning if catalog_entry else "")
     yield tag("td", redact_line(message.text if message else fault.citation.line.strip()))
 
 
