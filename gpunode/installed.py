@@ -23,10 +23,10 @@ def find_installation_method() -> tuple[str, str]:
     """Return one of ``INSTALLATION_METHODS``, and the path of the zipapp or of the folder that contains gpunode."""
     archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
     if archive:
-        place = os.path.realpath(archive)
-        return _read_package_format(os.path.dirname(place)) or "zipapp", place
-    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return "source" if os.path.exists(os.path.join(place, "pyproject.toml")) else "wheel", place
+        folder = os.path.realpath(archive)
+        return _read_package_format(os.path.dirname(folder)) or "zipapp", folder
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return "source" if os.path.exists(os.path.join(folder, "pyproject.toml")) else "wheel", folder
 
 
 def _read_package_format(folder: str) -> str:
@@ -40,9 +40,9 @@ def _read_package_format(folder: str) -> str:
 
 def print_version(version: str) -> int:
     """Print the version and, on a second line, how it was installed; return the exit code."""
-    kind, place = find_installation_method()
+    kind, folder = find_installation_method()
     try:
-        print(f"gpunode {version}\ninstalled {INSTALLATION_METHODS[kind]}: {place}", flush=True)  # noqa: T201
+        print(f"gpunode {version}\ninstalled {INSTALLATION_METHODS[kind]}: {folder}", flush=True)  # noqa: T201
     except OSError:  # the reader has gone, or the disk is full
         sys.stdout = None  # or Python complains again at exit
         return 2

@@ -26,9 +26,9 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
         import tomli as tomllib
 
     # The parser takes quadratic time and memory in the number of a dotted key's parts.
-    for found in _DOTTED_KEY_PARTS.finditer(text):
-        if found[0].count(".") > _MAX_NESTING:
-            line = text.count("\n", 0, found.start()) + 1
+    for part in _DOTTED_KEY_PARTS.finditer(text):
+        if part[0].count(".") > _MAX_NESTING:
+            line = text.count("\n", 0, part.start()) + 1
             raise ValueError(f"A key of more than {_MAX_NESTING} parts (at line {line}, column 1)")
     try:
         document: dict[str, Any] = tomllib.loads(text, parse_float=parse_float)

@@ -99,8 +99,8 @@ def find(version: Version) -> CudaRelease | None:
 def newest_supported_by_driver(driver: str) -> Version | None:
     """Return the newest CUDA that a driver, or the newest of a branch, supports; None if it is older than the table."""
     numbers = parse_version(driver)
-    known = [one.version for one in releases() if parse_version(one.driver)[: len(numbers)] <= numbers]
-    return known[-1] if known else None
+    supported = [one.version for one in releases() if parse_version(one.driver)[: len(numbers)] <= numbers]
+    return supported[-1] if supported else None
 
 
 def newest_compatible_with_branch(branch: int) -> Version | None:

@@ -36,8 +36,8 @@ class DistroDriver:
 
 def list_distro_drivers(distro: Distro) -> tuple[DistroDriver, ...]:
     """Return the drivers of a release's own archive, the preferred one first; none for an unknown release."""
-    found = release(distro)
-    return _list_drivers(found.distribution, found.version) if found else ()
+    supported_release = release(distro)
+    return _list_drivers(supported_release.distribution, supported_release.version) if supported_release else ()
 
 
 @cache

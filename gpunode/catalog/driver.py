@@ -129,8 +129,8 @@ def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Ref
 
 def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     """Return the newest maintained LTS branch that drives all GPUs with the wanted modules; else the newest one."""
-    known = branches.maintained_lts_branches()
-    picks = [_BranchPick(branch, "", f"{branch.number} is the newest LTS branch") for branch in known]
+    lts_branches = branches.maintained_lts_branches()
+    picks = [_BranchPick(branch, "", f"{branch.number} is the newest LTS branch") for branch in lts_branches]
     usable = [
         pick
         for pick in picks

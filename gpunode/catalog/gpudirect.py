@@ -92,5 +92,5 @@ def packages_not_found(problem: str) -> frozenset[str]:
 def missing_source_hint(problem: str) -> str:
     """Return what to do when apt says that no source has a package of a feature; empty for other problems."""
     missing = packages_not_found(problem)
-    found = (feature for feature in FEATURES if missing.intersection(feature.packages))
-    return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)
+    features = (feature for feature in FEATURES if missing.intersection(feature.packages))
+    return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in features)

@@ -31,4 +31,4 @@ def find_manager_claim(content: bytes) -> tuple[int, str] | None:
     comments = [(number, line.strip()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
     if any(_GPUNODE_FILE_MARK in line.lower() for _, line in comments):
         return None
-    return next((found for found in comments if re.search(_MANAGER_CLAIM, found[1])), None)
+    return next((comment for comment in comments if re.search(_MANAGER_CLAIM, comment[1])), None)

@@ -60,8 +60,8 @@ def cuda_repository(
     ``base`` is a mirror's address, above the release's folder; ``fingerprints`` are its own keys', separated by blanks,
     and ``key_file`` is the name of the file beside the index that holds them.
     """
-    known, arch = release(distro), _FOLDER_BY_DPKG_ARCHITECTURE.get(dpkg_arch, "")
-    folder = known.repository if known else ""
+    supported_release, arch = release(distro), _FOLDER_BY_DPKG_ARCHITECTURE.get(dpkg_arch, "")
+    folder = supported_release.repository if supported_release else ""
     row = next((r for r in tables.rows("cuda_repositories.csv") if (r["dir"], r["arch"]) == (folder, arch)), None)
     if row is None:
         return None

@@ -96,8 +96,8 @@ def _report_help_write_error(arguments: list[str], error: OSError) -> int:
     from gpunode.cli.screen.printer import discard_stream
 
     discard_stream(sys.stdout)
-    what = UsageError("the help cannot be written", why=error.strerror or "", hint="free space, or write elsewhere")
-    return _report_error(arguments, what)
+    failure = UsageError("the help cannot be written", why=error.strerror or "", hint="free space, or write elsewhere")
+    return _report_error(arguments, failure)
 
 
 def _report_error(arguments: list[str], error: GpunodeError) -> int:
@@ -158,20 +158,20 @@ def _suggest_command(error: Exception) -> str:
 def _report_bug(arguments: list[str], error: Exception) -> int:
     import traceback
 
-    place = _save_traceback("".join(traceback.format_exception(error)))
+    traceback_path = _save_traceback("".join(traceback.format_exception(error)))
     what = f"a bug in gpunode: {type(error).__name__}: {error}"
     if "--json" in arguments:
         from gpunode.cli.envelope import bug_envelope
         from gpunode.cli.screen.printer import write_answer
 
-        write_answer(bug_envelope(_command_name(arguments), what, place).as_json())
+        write_answer(bug_envelope(_command_name(arguments), what, traceback_path).as_json())
         return BUG_EXIT_CODE
     from gpunode.cli.screen.text import escape_controls
     from gpunode.redaction.secrets import redact_text
 
     rows = (
         f"gpunode: {redact_text(what)}",
-        f"  the traceback is in {place}; please report it with that file",
+        f"  the traceback is in {traceback_path}; please report it with that file",
         f"  command: gpunode {redact_text(' '.join(arguments))}",
     )
     sys.stderr.write("".join(f"{escape_controls(row)}\n" for row in rows))

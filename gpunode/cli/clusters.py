@@ -63,7 +63,7 @@ _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
 )
 # or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
-_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode(?= (?:k8s (?!render)|log|rollback k)\b)")
+_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode(?= (?:(?:k8s (?!render)|log)\b|rollback k\d))")
 _PLAN_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s plan$", re.MULTILINE)
 _REMOVE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s remove(?=$|,| if\b)", re.MULTILINE)
 _HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
@@ -123,14 +123,20 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     """Show the changes that apply would make."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        found, user_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
+        cluster_plan, user_pods = _show_plan(
+            load_recipe(recipe_path), captures, target, target.connect(), screen, output
+        )
         screen.put(*user_pod_lines(user_pods, _user_pod_example()))
-        for item in found.items:
+        for item in cluster_plan.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
-        if found.changes and not found.missing_rights:
+        if cluster_plan.changes and not cluster_plan.missing_rights:
             screen.put(next_command_line(cluster_apply_command(sys.argv[1:])))
-    pending = ChangesPending.exit_code if check and found.changes else 0
-    output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), pods=user_pods))
+    pending = ChangesPending.exit_code if check and cluster_plan.changes else 0
+    output.emit(
+        _cluster_envelope(
+            "k8s plan", cluster_plan, exit_code=pending, changed=bool(cluster_plan.changes), pods=user_pods
+        )
+    )
 
 
 def apply(
@@ -140,23 +146,23 @@ def apply(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(timeout_s), load_recipe(recipe_path)
-        found, user_pods = _show_plan(recipe, captures, target, cluster, screen, output)
-        refuse_missing_rights(found)
-        if not found.changes:
+        cluster_plan, user_pods = _show_plan(recipe, captures, target, cluster, screen, output)
+        refuse_missing_rights(cluster_plan)
+        if not cluster_plan.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
-                wait.wait_for_rest(found.items, found.releases)
-            if any(item.trouble for item in found.items):
+                wait.wait_for_rest(cluster_plan.items, cluster_plan.releases)
+            if any(item.trouble for item in cluster_plan.items):
                 screen.put(line(STATE_MARK["done"], "its pods are ready now", hang=2))
             screen.put(*user_pod_lines(user_pods, _user_pod_example()))
-            output.emit(_cluster_envelope("k8s apply", found, pods=user_pods))
+            output.emit(_cluster_envelope("k8s apply", cluster_plan, pods=user_pods))
             return
         with _begin_changes("k8s apply", screen, target, output, yes=yes, recipe=recipe) as (begin, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
-            run = cluster_apply.apply_plan(found, begin, wait=wait, on_event=screen.show_event)
+            run = cluster_apply.apply_plan(cluster_plan, begin, wait=wait, on_event=screen.show_event)
         screen.put(*user_pod_lines(user_pods, _user_pod_example()))
         screen.put(*cluster_result_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
-    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, pods=user_pods))
+    output.emit(_cluster_envelope("k8s apply", cluster_plan, changed=True, run=run, pods=user_pods))
 
 
 def _show_plan(
@@ -265,12 +271,12 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
             hint=own_gpunode("log"),
         )
     store = open_cluster_journal()
-    (found,) = first = store.find_runs(run)
+    (record,) = first = store.find_runs(run)
     if target == ClusterRef():
         while first[0].begin.undoes and _cluster_of_run(first[0].begin.argv) == ClusterRef():
             first = store.find_runs(first[0].begin.undoes)
         target = _cluster_of_run(first[0].begin.argv)
-    undone = found.begin.run
+    undone = record.begin.run
     with target.adapt_error_hints():
         cluster = target.connect()
         found_plan = plan_rollback(cluster, store, undone)

@@ -52,8 +52,10 @@ def _uncompared_lines(
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in not_compared:
         groups.setdefault((one.side, one.reason), []).append(_describe_uncompared(one, verbose=verbose))
-    for (side, reason), what in groups.items():
-        text = f"not compared, missing from {names[side]} ({_UNCOMPARED_REASON_TEXTS[reason]}): {join_names(what)}"
+    for (side, reason), descriptions in groups.items():
+        text = (
+            f"not compared, missing from {names[side]} ({_UNCOMPARED_REASON_TEXTS[reason]}): {join_names(descriptions)}"
+        )
         yield line(span(text, "dim"), hang=2)
 
 

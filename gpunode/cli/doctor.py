@@ -31,9 +31,9 @@ from gpunode.command import gpunode
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES
-from gpunode.diagnoses.views import kernel, pci
+from gpunode.diagnoses.views import kernel
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, healthy_verdict, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, faultless_verdict, when_suffix
 from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
@@ -378,7 +378,10 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     display = _DisplayOptions(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
-        yield _no_fault_line(examined)
+        is_good = examined.verdict == "healthy"
+        yield line(
+            span(f"{'✓' if is_good else '?'} {faultless_verdict(examined)}", "good" if is_good else "warn"), hang=2
+        )
         yield BLANK_LINE
     for number, root in enumerate(diagnosis.roots):
         yield from _root_cause_lines(root, diagnosis.consequences_of(root), display, is_first=number == 0)
@@ -407,24 +410,6 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
         yield from _summary_lines(diagnosis.roots, verbose=verbose)
     if page:
         yield line("page:  ", span(page, "command"), hang=7)
-
-
-def _no_fault_line(examined: Examination) -> Line:
-    if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return line(span("? the evidence does not decide the cause", "warn"), hang=2)
-    if examined.diagnosis.open_questions:
-        if any(doubt.citations for doubt in examined.diagnosis.open_questions):
-            return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)
-        if examined.snapshot.view(pci.has_gpu) is False:
-            return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
-        return line(span("? not enough evidence to call this node healthy", "warn"), hang=2)
-    if examined.driver_works:
-        return line(span(f"✓ {healthy_verdict(examined.snapshot)}", "good"), hang=2)
-    return line(
-        span("? no fault detected", "warn"),
-        ", but nothing shows that the driver works: not enough evidence to call this node healthy",
-        hang=2,
-    )
 
 
 # A finding quotes evidence, so its text is never styled as a command. Only fields of type Command are, and backticks in

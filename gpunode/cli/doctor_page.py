@@ -30,19 +30,19 @@ def refuse_unwritable_page_file(file: str, options: OutputOptions) -> None:
         if options.json:
             raise UsageError("--json and --html - both write to standard output", hint="name a file for the page")
         return
-    place = Path(file)
-    if is_folder(place) or not is_folder(place.parent):
+    path = Path(file)
+    if is_folder(path) or not is_folder(path.parent):
         why = (
             f"{file} is a folder"
-            if is_folder(place)
-            else f"the folder {place.parent} does not exist, or you may not write to it"
+            if is_folder(path)
+            else f"the folder {path.parent} does not exist, or you may not write to it"
         )
         raise _page_write_error(file, why, "name a file in an existing folder")
     try:
-        mode = place.lstat().st_mode
+        mode = path.lstat().st_mode
     except OSError:
         return  # a new file
-    is_link = stat.S_ISLNK(mode) and place.parent.resolve() != Path("/dev")
+    is_link = stat.S_ISLNK(mode) and path.parent.resolve() != Path("/dev")
     if not stat.S_ISREG(mode) and not is_link:
         raise _page_write_error(file, "it is not a regular file", _WRITABLE_FILE_HINT)
 

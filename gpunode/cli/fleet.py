@@ -193,9 +193,9 @@ def _report_group_lines(reports: Sequence[str], heading: str, *more: str, style:
 
 def _cause_lines(tally: CauseTally) -> _CountedLines:
     number, lines = _report_group_lines(tally.reports, tally.cause, tally.title)
-    what = span(tally.command, "command") if tally.command else span(tally.advice)
+    following = span(tally.command, "command") if tally.command else span(tally.advice)
     words = f" (the fix {TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
-    return number, (*lines, line("next: ", what, span(words, "dim")))
+    return number, (*lines, line("next: ", following, span(words, "dim")))
 
 
 def _outlier_lines(group: OutlierGroup) -> _CountedLines:
@@ -210,13 +210,13 @@ def _skipped_lines(heading: str, one: SkippedNodes) -> _CountedLines:
 
 
 def _counted_group_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
-    found = list(groups)
-    digits = max((len(group_digits(number)) for number, _ in found), default=0)
-    if found and blank:
+    shown_groups = list(groups)
+    digits = max((len(group_digits(number)) for number, _ in shown_groups), default=0)
+    if shown_groups and blank:
         yield BLANK_LINE
-    for number, (head, *rest) in found if verbose else found[:_MAX_GROUPS_SHOWN]:
+    for number, (head, *rest) in shown_groups if verbose else shown_groups[:_MAX_GROUPS_SHOWN]:
         yield Line((Span(f"  {group_digits(number):>{digits}} × "), *head.spans), digits + 5)
         for one in rest:
             yield Line((Span(" " * (digits + 5)), *one.spans), digits + 11)
-    if len(found) > _MAX_GROUPS_SHOWN and not verbose:
-        yield line(f"  and {count(len(found) - _MAX_GROUPS_SHOWN, 'other')}; -v, --html and --json have all")
+    if len(shown_groups) > _MAX_GROUPS_SHOWN and not verbose:
+        yield line(f"  and {count(len(shown_groups) - _MAX_GROUPS_SHOWN, 'other')}; -v, --html and --json have all")

@@ -369,9 +369,12 @@ def validate_steps(only: Sequence[str]) -> None:
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
         parts = [part for step in wrong for part in step.split(",")]
-        similar = " --only ".join(guess[0] for part in parts if (guess := get_close_matches(part, ids, n=1)))
+        guesses = [guess for part in parts for guess in get_close_matches(part, ids, n=1)]
+        hint = f"did you mean --only {' --only '.join(guesses)}?"
+        if len(guesses) < len(parts):
+            hint = "name steps of this list, each with its own --only; `gpunode plan -v` shows what each of them does"
         raise UsageError(
-            f"there is no step {', '.join(wrong)}",
+            f"there is no step {', '.join([part for part in parts if part not in ids] or wrong)}",
             why=f"steps: {', '.join(ids)}",
-            hint=f"did you mean --only {similar}?" if similar else "`gpunode plan -v` shows what each of them does",
+            hint=hint,
         )

@@ -33,27 +33,29 @@ def render_recipe(
     if output_format not in RENDER_FORMS:
         raise unknown_value_error("--format", output_format, RENDER_FORMS)
     recipe = load_recipe(name_or_path)
-    found = render_cluster(recipe, list(load_cluster_nodes(captures)), output_format)
-    files = make_files(found, output_format)
+    rendered = render_cluster(recipe, list(load_cluster_nodes(captures)), output_format)
+    files = make_files(rendered, output_format)
     written = _write_folder(Path(output_folder), files) if output_folder else RenderOutcome()
     if not output.json and not output_folder:
-        own = [text for pod in found.user_pods for text in (f"Your pod {pod.why}:", *format_user_pod(pod).splitlines())]
-        notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
+        own = [
+            text for pod in rendered.user_pods for text in (f"Your pod {pod.why}:", *format_user_pod(pod).splitlines())
+        ]
+        notes = "".join(f"# {note}\n" for note in (*rendered.notes, *own))
         for_kubectl = (path for path in files if path.endswith(".yaml") and path != KIND_CONFIG_FILE_NAME)
         yaml = (f"# file: {path}\n{files[path]}" for path in for_kubectl)
         standard_output().print_raw(notes + "---\n".join(yaml))
     elif output_folder:
         output.open_report_screen().put(
-            *rendered_lines(found, output_folder, written.removed, is_for_git=output_format in GITOPS_FORMS)
+            *rendered_lines(rendered, output_folder, written.removed, is_for_git=output_format in GITOPS_FORMS)
         )
     result = {
         "format": output_format,
         "files": files,
         "output": output_folder,
         "removed": written.removed,
-        "notes": found.notes,
-        "expected_resources": found.expected,
-        "example_pods": found.user_pods,
+        "notes": rendered.notes,
+        "expected_resources": rendered.expected,
+        "example_pods": rendered.user_pods,
     }
     output.emit(Envelope("k8s render", changed=written.changed, result=result))
 
@@ -150,11 +152,11 @@ def _is_own_folder(folder: Path, inner: str) -> bool:
 
 def _read_rendered_file(folder: Path, path: str) -> str | None:
     """Return the content of ``path``; None unless it is a plain file, and no link, that gpunode rendered."""
-    place = folder / path
+    whole_path = folder / path
     # Nothing else in the folder is read: it may be larger than the memory, or unreadable.
-    if RENDERED_PATHS.fullmatch(path) is None or not place.is_file() or place.is_symlink():
+    if RENDERED_PATHS.fullmatch(path) is None or not whole_path.is_file() or whole_path.is_symlink():
         return None
-    text = place.read_bytes().decode("utf-8", "replace")
+    text = whole_path.read_bytes().decode("utf-8", "replace")
     return text if has_header(text) else None
 
 
@@ -194,8 +196,8 @@ def rendered_lines(
         yield line(span(f"    {'; '.join(parts) or 'the Node itself is not changed'}", "dim"), hang=6)
     yield BLANK_LINE
     for one in rendered.objects:
-        place = f"{one.namespace}/{one.name}" if one.namespace else one.name
-        yield line(span("  + ", "add"), span(f"{one.kind} {place}"), span(f"  {one.why}", "dim"), hang=6)
+        full_name = f"{one.namespace}/{one.name}" if one.namespace else one.name
+        yield line(span("  + ", "add"), span(f"{one.kind} {full_name}"), span(f"  {one.why}", "dim"), hang=6)
     for release in rendered.releases:
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)

@@ -203,7 +203,8 @@ class Screen(ReportScreen):
 
     def _ask_person(self, question: str) -> str:
         self._live.close()  # each redraw of the progress line would erase the question and what is typed
-        self._printer.print_raw(question)  # input() would write it to standard error, which may be a file
+        if not _print_on_keyboard_terminal(self._printer.encode_text(question)):
+            self._printer.print_raw(question)  # input() would write it to standard error, which may be a file
         with interruptible_wait():
             try:
                 return input().strip()
@@ -218,6 +219,22 @@ def _may_reach_person(stream: TextIO) -> bool:
     except (OSError, ValueError):
         return True  # not a file of the operating system
     return stream.isatty() or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+
+
+def _print_on_keyboard_terminal(question: str) -> bool:
+    """Print ``question`` where it is answered if standard output is a pipe; return whether that was done.
+
+    A program such as grep would hold back the unfinished line, and gpunode would seem to hang.
+    """
+    try:
+        if sys.stdout.isatty():
+            return False
+        terminal = os.open(os.ttyname(sys.stdin.fileno()), os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False  # standard input is not a terminal of the operating system
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
+        stream.write(question)
+    return True
 
 
 def interruptible_wait() -> AbstractContextManager[None]:

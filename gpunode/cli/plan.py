@@ -52,7 +52,7 @@ def plan(
     validate_steps(only)
     # Without these options the command that a lock names first would set up this machine.
     image = ("--root", root, *(("--gpu", gpu_ids) if gpu_ids else ())) if is_image_root(root) else ()
-    write_lock = _prepare_lock_writer(recipe_options, only, image, check=check)
+    write_lock = _prepare_lock_writer(recipe_options, only, node, image, check=check)
     recipe = (replace(recipe_options, lock="") if write_lock else recipe_options).load()
     view = view_node(node, root, gpu_ids, recipe)
     plans = make_plan(recipe, view.facts, view.host, only)
@@ -94,12 +94,12 @@ LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"
 
 
 def _prepare_lock_writer(
-    recipe_options: RecipeOptions, only: Sequence[str], image: Sequence[str], *, check: bool
+    recipe_options: RecipeOptions, only: Sequence[str], node: str, image: Sequence[str], *, check: bool
 ) -> LockWriter | None:
     """Return a function that writes the lock file once a plan exists; None if no file has to be written.
 
-    An existing file is only read, as by setup, unless --upgrade requests newer versions. ``image``: the options that
-    name the image, for the command that sets it up.
+    An existing file is only read, as by setup, unless --upgrade requests newer versions. ``node`` names a capture;
+    ``image`` are the options that name the image, for the command that sets it up.
     """
     if not recipe_options.lock or check:
         return None
@@ -116,7 +116,9 @@ def _prepare_lock_writer(
 
         newest = ["--upgrade"] if recipe.upgrade else []
         first = sudo_gpunode("setup", *recipe_options.words, *newest, *image)
-        lock = create_lock(recipe, facts, plans, recipe_options.lock, first)
+        which = f"{node} is a capture: set up a node of its kind" if node else "set this node up"
+        hint = f"{which} first, or use one that is; then write the lock there:\n{first}"
+        lock = create_lock(recipe, facts, plans, recipe_options.lock, hint)
         changed = write_lock(lock, former)
         screen.put(*lock_lines(lock, changed, screen.argv, renewed=former is not None))
         return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}

@@ -118,7 +118,7 @@ def explain_program_risk(*, packages: bool = False) -> str:
     Args:
         packages: also check every file of the packages, which takes about 100 ms.
     """
-    folders = (Path(place) for place in sys.path if place and Path(place).exists())
+    folders = (Path(folder_name) for folder_name in sys.path if folder_name and Path(folder_name).exists())
     program = (Path(sys.executable), Path(sys.argv[0]), Path(__file__).parents[1], *folders)
     files = (*program, *(_package_files() if packages else ()))
     return next(filter(None, map(explain_writable_by_others, files)), "")

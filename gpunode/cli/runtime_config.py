@@ -358,8 +358,8 @@ EditPlanner = Callable[[LocalHost, Footprint], CtkPlan]
 
 def configure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
     """Add NVIDIA's binary to the runtime's configuration."""
-    place = validate_root(root)
-    request = parse_options(options, place)
+    root_folder = validate_root(root)
+    request = parse_options(options, root_folder)
 
     def make_plan(host: LocalHost, footprint: Footprint) -> CtkPlan:
         plan = _plan_configure(host, request, footprint)
@@ -368,7 +368,7 @@ def configure(options: RuntimeOptions, output: OutputOptions, root: str, permiss
         edits.refuse_missing_specification_writer(plan)
         return plan
 
-    run_edit("ctk runtime configure", "configure", make_plan, output, place, permissions)
+    run_edit("ctk runtime configure", "configure", make_plan, output, root_folder, permissions)
 
 
 def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
@@ -381,14 +381,14 @@ def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footpri
 
 def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
     """Remove what configure added."""
-    place = validate_root(root)
-    request = parse_options(options, place)
+    root_folder = validate_root(root)
+    request = parse_options(options, root_folder)
 
     def make_plan(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        target = edits.find_target(host, request.row, request.desired, image=place != "/")
+        target = edits.find_target(host, request.row, request.desired, image=root_folder != "/")
         return edits.plan_unconfigure_edit(host, target, footprint.files)
 
-    run_edit("ctk runtime unconfigure", "unconfigure", make_plan, output, place, permissions)
+    run_edit("ctk runtime unconfigure", "unconfigure", make_plan, output, root_folder, permissions)
 
 
 def run_edit(
@@ -511,16 +511,16 @@ def _read_footprint(store: Store) -> tuple[Footprint, str]:
 
 def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> None:
     """Check whether files and daemon match what configure would write."""
-    place = validate_root(root)
-    request = parse_options(options, place)
-    store, host = Store(place), LocalHost(place)
+    root_folder = validate_root(root)
+    request = parse_options(options, root_folder)
+    store, host = Store(root_folder), LocalHost(root_folder)
     other = note_other_run(store)
     plan = _plan_check(host, request, _read_footprint(store)[0]).with_notes(*other)
     if request.row.unit or plan.changed_files:
-        verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=place == "/")
+        verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=root_folder == "/")
     else:
-        verdict = ctk.check_cdi_devices(host, request.row, image=place != "/")
-    next_step = local_reload_command(host, plan, failed=verdict.failed) if place == "/" else ""
+        verdict = ctk.check_cdi_devices(host, request.row, image=root_folder != "/")
+    next_step = local_reload_command(host, plan, failed=verdict.failed) if root_folder == "/" else ""
     screen = output.open_screen()
     screen.put(*verdict_lines(plan, verdict, screen.argv, next_step, verbose=output.verbose))
     output.emit(_check_envelope(plan, verdict, next_step))

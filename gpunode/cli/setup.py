@@ -103,13 +103,16 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     started = time.monotonic()
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
-    place, image = validate_root(flags.root), is_image_root(flags.root)
+    root_folder, image = validate_root(flags.root), is_image_root(flags.root)
     if image and flags.reboot:
         raise UsageError("--reboot cannot be used with --root", why="an image does not run yet", hint="leave one out")
-    recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
+    recipe = load_request_and_set_proxies(Store(root_folder), flags.resume) if flags.resume else recipe_options.load()
     gpus = parse_setup_gpus(",".join(flags.gpu), image=image)
-    with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
+    with exclusive_session("setup", output, root_folder, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
+        blank_runs = node.store.explain_blank_runs()
+        for note in blank_runs:
+            node.notify(note)
         node.host.mok_password_file = flags.mok_password_file
         if not flags.resume:
             node.notify(explain_default_recipe(recipe_options))
@@ -146,7 +149,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
         warnings = filter(None, [str(lost or ""), node.log.problem])
-        notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
+        notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *blank_runs, *warnings]
         # Emit while signals are still held back: the reboot will end this process as soon as it can.
         output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 

@@ -39,61 +39,61 @@ def status(output: OutputOptions, node: str) -> None:
 
     view = view_node(node, "/", "")
     backlog = load_backlog(node, "/", view.facts)
-    node_status = find_status(view.facts, view.host, backlog)
-    output.open_screen().put(*status_lines(view.facts, node_status), *map(note_line, backlog.notes))
-    notes = (*node_status.notes, *backlog.notes)
+    state = find_status(view.facts, view.host, backlog)
+    output.open_screen().put(*status_lines(view.facts, state), *map(note_line, backlog.notes))
+    notes = (*state.notes, *backlog.notes)
     unknown = list_unknown_facts(view.facts, backlog)
-    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": node_status}))
+    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": state}))
 
 
-def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
+def status_lines(facts: Facts, state: NodeStatus) -> Iterator[Line]:
     """Yield the layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
-    yield from label_rows("GPU", _gpu_rows(found))
+    yield from label_rows("GPU", _gpu_rows(state))
     is_removed = isinstance(facts.packages, Known) and not known(facts.run_installer, default=False)
-    yield from label_rows("driver", _driver_lines(found, may_be_removed=is_removed))
-    yield from label_rows("kernels", _kernel_lines(found))
-    if found.held_packages:
-        yield from label_rows("held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),))
-    if found.fabric:
-        unit = found.fabric.unit
+    yield from label_rows("driver", _driver_lines(state, may_be_removed=is_removed))
+    yield from label_rows("kernels", _kernel_lines(state))
+    if state.held_packages:
+        yield from label_rows("held", (line(f"{join_names(state.held_packages)} (not upgraded while held)"),))
+    if state.fabric:
+        unit = state.fabric.unit
         harm = "the trays share no memory" if unit == IMEX_UNIT else "CUDA does not start on these GPUs"
-        state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}[found.fabric.active]
-        shown = span(f"{short_unit_name(unit)} {state}", "" if found.fabric.active else "warn")
-        yield from label_rows("fabric", (line(found.fabric.seen, DOT, shown, hang=2),))
-    yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
-    yield from label_rows("CUDA", _cuda_lines(found.cuda))
-    yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
-    rows = tuple(_runtime_line(row) for row in found.runtimes)
+        running = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}[state.fabric.active]
+        shown = span(f"{short_unit_name(unit)} {running}", "" if state.fabric.active else "warn")
+        yield from label_rows("fabric", (line(state.fabric.seen, DOT, shown, hang=2),))
+    yield from label_rows("boot", (_secure_boot_line(state.secure_boot),) if state.secure_boot else ())
+    yield from label_rows("CUDA", _cuda_lines(state.cuda))
+    yield from label_rows("toolkit", (line(span(state.toolkit or "not installed", "" if state.toolkit else "dim")),))
+    rows = tuple(_runtime_line(row) for row in state.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
-    if found.pending:
+    if state.pending:
         # After a failed undo, the user does not want a setup, least of all with another recipe.
         verbs = {"rollback": "rollback", "remove": "remove"}
         verbs |= {verb: f"ctk runtime {verb}" for verb in ("configure", "unconfigure")}
-        repeat = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
+        repeat = f"the same gpunode {verbs.get(state.pending_verb, 'setup')} again"
         # The words matter: without its number, a rollback offers to undo another run.
-        finisher = f"`{found.pending_undo}`" if found.pending_undo else repeat
-        left = f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
+        finisher = f"`{state.pending_undo}`" if state.pending_undo else repeat
+        left = f"an earlier run left undone: {join_names(state.pending)}; {finisher} does it"
         yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
-    yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
+    yield from label_rows("notes", (warning_line(text, "warn") for text in state.notes))
 
 
-def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
+def _gpu_rows(state: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
-    answering = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
-    width = max((len(gpu.name) for gpu in found.gpus), default=0)
-    for listed in found.gpus:
+    answering = {str(gpu.pci): gpu for gpu in state.nvml.gpus} if isinstance(state.nvml, NvmlInventory) else {}
+    width = max((len(gpu.name) for gpu in state.gpus), default=0)
+    for listed in state.gpus:
         gpu = answering.pop(listed.address, None)
         yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
         if gpu and gpu.faults:
             reading, fault = gpu.faults[0]
             yield line(STATE_MARK["failed"], f"{reading}: {fault.meaning}", hang=2)
     for gpu in answering.values():
-        place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
-        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
-    if not found.gpus and not answering:
+        address = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
+        yield line(f"{address}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
+    if not state.gpus and not answering:
         yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
 
 
@@ -104,23 +104,23 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
         yield span(f"  {gpu.uuid}", "dim")
 
 
-def _driver_lines(node_status: NodeStatus, *, may_be_removed: bool) -> Iterator[Line]:
+def _driver_lines(state: NodeStatus, *, may_be_removed: bool) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
-    installed = f"{node_status.driver} installed" if node_status.driver else "no driver package"
-    loaded = f"{node_status.loaded_driver} loaded" if node_status.loaded_driver else "none loaded"
-    mixed = node_status.driver and node_status.loaded_driver and node_status.driver != node_status.loaded_driver
-    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not node_status.loaded_driver else ""))
-    flavour = f" with its {node_status.pending_flavour} modules" if node_status.pending_flavour else ""
-    kernels, lacking = node_status.kernels, node_status.kernels_without_module
+    installed = f"{state.driver} installed" if state.driver else "no driver package"
+    loaded = f"{state.loaded_driver} loaded" if state.loaded_driver else "none loaded"
+    mixed = state.driver and state.loaded_driver and state.driver != state.loaded_driver
+    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not state.loaded_driver else ""))
+    flavour = f" with its {state.pending_flavour} modules" if state.pending_flavour else ""
+    kernels, lacking = state.kernels, state.kernels_without_module
     if (mixed or flavour) and not (kernels and kernels.installed[-1:] and kernels.installed[-1] in lacking):
-        yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}{flavour}", hang=2)
-    if isinstance(node_status.nvml, NvmlInventory) or node_status.driver:
-        yield from nvml_lines(node_status.nvml)
-    elif node_status.loaded_driver and may_be_removed:
+        yield line(STATE_MARK["waits"], f"a reboot loads {state.driver}{flavour}", hang=2)
+    if isinstance(state.nvml, NvmlInventory) or state.driver:
+        yield from nvml_lines(state.nvml)
+    elif state.loaded_driver and may_be_removed:
         yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
-    elif node_status.loaded_driver:
-        yield from nvml_lines(node_status.nvml)
+    elif state.loaded_driver:
+        yield from nvml_lines(state.nvml)
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
@@ -137,19 +137,19 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
         yield line("  next: ", *mark_commands(answer.remedy), hang=8)
 
 
-def _kernel_lines(node_status: NodeStatus) -> Iterator[Line]:
-    if node_status.kernels is None:
+def _kernel_lines(state: NodeStatus) -> Iterator[Line]:
+    if state.kernels is None:
         yield line(span("not readable", "dim"))
         return
-    for kernel in node_status.kernels.wanted:
-        is_next = kernel in node_status.kernels.installed[-1:]
-        roles = [*(["runs"] if kernel == node_status.kernels.running else []), *(["boots next"] if is_next else [])]
+    for kernel in state.kernels.wanted:
+        is_next = kernel in state.kernels.installed[-1:]
+        roles = [*(["runs"] if kernel == state.kernels.running else []), *(["boots next"] if is_next else [])]
         text = f"{kernel} {' and '.join(roles)}"
-        if kernel in node_status.kernels_without_module:
+        if kernel in state.kernels_without_module:
             harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
             yield line(STATE_MARK["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
         else:
-            yield line(text, span("; the driver's module is built for it" if node_status.driver else "", "dim"), hang=2)
+            yield line(text, span("; the driver's module is built for it" if state.driver else "", "dim"), hang=2)
 
 
 def _secure_boot_line(secure_boot: SecureBootStatus) -> Line:
@@ -167,13 +167,15 @@ def _secure_boot_line(secure_boot: SecureBootStatus) -> Line:
     return line("Secure Boot is on", DOT, span(f"{state} ({secure_boot.certificate})", style), hang=2)
 
 
-def _cuda_lines(found: CudaStatus) -> Iterator[Line]:
+def _cuda_lines(cuda_status: CudaStatus) -> Iterator[Line]:
     """Yield what the driver runs and an image may demand, then the toolkits on the host."""
-    if found.driver:
-        newer = f", programs of up to {found.compatible} with limits" if found.compatible else ""
-        yield line(f"the driver runs up to {found.driver}{newer}; an image may demand cuda>={found.driver}", hang=2)
-    folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in found.installed)
-    if found.driver or folders:
+    if cuda_status.driver:
+        newer = f", programs of up to {cuda_status.compatible} with limits" if cuda_status.compatible else ""
+        yield line(
+            f"the driver runs up to {cuda_status.driver}{newer}; an image may demand cuda>={cuda_status.driver}", hang=2
+        )
+    folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in cuda_status.installed)
+    if cuda_status.driver or folders:
         yield line(folders) if folders else line(span("no CUDA toolkit on the host; containers bring their own", "dim"))
 
 

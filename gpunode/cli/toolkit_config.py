@@ -49,15 +49,15 @@ def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: Out
             f"and never writes {options.output}",
             hint="leave one of them out",
         )
-    desired, place = toolkit.parse_set_options(words), validate_root(options.root)
+    desired, root_folder = toolkit.parse_set_options(words), validate_root(options.root)
     path = resolve_file_option(
-        "--config-file", options.file or default_config_path(os.environ, image=place != "/"), place
+        "--config-file", options.file or default_config_path(os.environ, image=root_folder != "/"), root_folder
     )
-    target = path if options.in_place else resolve_file_option("--output", options.output, place)
+    target = path if options.in_place else resolve_file_option("--output", options.output, root_folder)
     _write_or_print(
         "ctk config",
         lambda host: edits.plan_toolkit_config(host, path, desired, target),
-        place,
+        root_folder,
         target,
         options,
         output,
@@ -66,10 +66,10 @@ def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: Out
 
 def write_default_config(options: ToolkitConfigOptions, output: OutputOptions) -> None:
     """Print or write the configuration of a new installation."""
-    place = validate_root(options.root)
-    target = resolve_file_option("--output", options.output, place)
+    root_folder = validate_root(options.root)
+    target = resolve_file_option("--output", options.output, root_folder)
     plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.TOOLKIT_CONFIG)  # noqa: E731
-    _write_or_print("ctk config default", plan_edit, place, target, options, output)
+    _write_or_print("ctk config default", plan_edit, root_folder, target, options, output)
 
 
 def default_config_path(environment: Mapping[str, str], *, image: bool) -> str:

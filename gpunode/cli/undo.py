@@ -41,6 +41,7 @@ from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
     execute_undo,
+    explain_newer_runs,
     explain_undone,
     find_newest_run,
     find_run,
@@ -90,14 +91,12 @@ UndoPlanner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
     require_root("rollback", _ROOT_NEEDED_REASON, _JOURNAL_HINT)
-    place, with_packages = validate_root(root), permissions.with_packages
+    root_folder, with_packages = validate_root(root), permissions.with_packages
 
     def choose_run(node: Session) -> UndoPlanner:
         try:
             chosen = (
-                find_run(node.store, run, with_packages=with_packages)
-                if run
-                else _choose_newest_run(node.store, with_packages=with_packages)
+                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
             )
         except UsageError as error:
             for note in explain_lost_record(node.host, node.store):
@@ -105,7 +104,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             raise
         return lambda: chosen if isinstance(chosen, NothingToUndo) else _plan_rollback(chosen, node, permissions)
 
-    _run_undo("rollback", choose_run, output, place, permissions)
+    _run_undo("rollback", choose_run, output, root_folder, permissions)
 
 
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
@@ -133,19 +132,31 @@ def _survey_node(node: Session) -> Facts:
     return survey(node.host, image=node.host.root != "/")
 
 
-def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | NothingToUndo:
-    """Return the run that a rollback without RUN undoes: the newest, never an older one."""
+def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
+    """Return the newest run that a rollback without RUN can undo; with later runs, only for a person who is asked.
+
+    Raises:
+        UsageError: there is none, or a later run exists and nobody is asked.
+    """
+    store, with_packages = node.store, permissions.with_packages
     last = find_newest_run(store, with_packages=with_packages)
-    if not last.is_undone(with_packages=with_packages):
-        return last
-    why = f"run {run_label(last.undone_by, last.verb)} undid it"
-    return explain_undone(store, last, why, with_packages=with_packages)
+    if last.is_undone(with_packages=with_packages):
+        why = f"run {run_label(last.undone_by, last.verb)} undid it"
+        return explain_undone(store, last, why, with_packages=with_packages)
+    if why := explain_newer_runs(store, last):
+        what = f"run {last.label} ({describe_run(last)}) is not the newest run"
+        if permissions.yes:
+            words = [last.label, *(["--packages"] if with_packages else [])]
+            hint = f"undo it all the same: {rollback_command(node.screen.argv, *words)}"
+            raise UsageError(what, why=why, hint=hint)
+        node.notify(f"{what}: {why}")
+    return last
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
     require_root("remove", _ROOT_NEEDED_REASON, _JOURNAL_HINT)
-    place = validate_root(root)
+    root_folder = validate_root(root)
 
     def choose_all(node: Session) -> UndoPlanner:
         force, allow_disruption = permissions.force, permissions.allow_disruption
@@ -153,7 +164,7 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
             node.store, node.host, _survey_node(node), force=force, allow_disruption=allow_disruption
         )
 
-    _run_undo("remove", choose_all, output, place, permissions)
+    _run_undo("remove", choose_all, output, root_folder, permissions)
 
 
 def _run_undo(
@@ -391,8 +402,8 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file``."""
     from gpunode.cli.log import run_table_lines, undo_record
 
-    place = validate_root(root)
-    store, host = Store(place), LocalHost(place)
+    root_folder = validate_root(root)
+    store, host = Store(root_folder), LocalHost(root_folder)
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
     lost = () if runs or file else explain_lost_record(host, store)
     notes = (*store.explain_blank_runs(), *lost)
@@ -410,7 +421,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     """Return a sentence about a lost record of this node; none if nothing indicates one."""
     # All files that only gpunode writes match these globs; without a match, nothing else need be read.
-    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILE_GLOBS):
+    if not any(host.run_probe(Probe("own-files", glob=glob, contents=False)).data for glob in _OWN_FILE_GLOBS):
         return ()
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.cause_texts import CauseText, find_text
-from gpunode.diagnoses.commands import Command, command, lacks_gpu_address
+from gpunode.diagnoses.commands import Command, Shell, command, join_commands, lacks_gpu_address
 from gpunode.values import dataclass
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class NextStep:
 
     Attributes:
         text: the step as a sentence.
-        command: one command of at most ``MAX_NEXT_STEP_LENGTH`` characters; empty if the step is manual.
+        command: one command, with the making of its folder, of at most ``MAX_NEXT_STEP_LENGTH`` characters; None if the
+            step is manual.
     """
 
     text: str
@@ -152,8 +153,14 @@ def starts_with_disruption(remedy: Sequence[Fix]) -> bool:
 
 
 def _unconditional_command(fix: Fix) -> Command | None:
-    """Return the command of the step, if it is a single short command without a condition."""
+    """Return the first command of the step, if it is a single short command without a condition.
+
+    To make a folder does nothing yet, so it is joined with the command that needs the folder.
+    """
     fitting = fix.commands[:1] if not fix.when else ()
+    if any(one.startswith(("mkdir -p ", "sudo mkdir -p ")) for one in fitting) and len(fix.commands) > 1:
+        both = join_commands(fix.commands[0], Shell("&&"), fix.commands[1])
+        return both if len(both) <= MAX_NEXT_STEP_LENGTH else None
     return next((one for one in fitting if is_single_command(one)), None)
 
 

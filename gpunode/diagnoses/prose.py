@@ -65,10 +65,18 @@ _TEXT_SHOWING_COMMAND: Final = Pattern(
     r"^\W*(?:sudo )?(?:git|gh|man|history|echo|printf|curl|diff|jq|pytest|(?:cargo|go|npm) test|ollama run)\b"
     r"|^\W*(?:sudo )?(?:cat|grep|head|less|tail)\b[^\n|]*\s(?:[^\s|]*/)?(?:fixtures?|tests?)/"
 )
+# A runbook's line is about any node: "Runbook: ...", "Step 2: ...", "Xid 79: ... -> drain the node".
+_INSTRUCTIONS: Final = Pattern(
+    r"(?i)^\W*(?:\d{1,2}[.)]\s*)?(?:run ?books?|play ?books?|check ?lists?|trouble ?shooting|remediations?|mitigations?"
+    r"|work ?arounds?|sop|step \d{1,2})\b[^\n:]{0,60}:\s*\S"
+    r"|^[^\n]*\s(?:=>|->|→)\s(?:check|collect|contact|drain|open|power|reboot|reinstall|reload|replace|reseat|reset"
+    r"|restart|run|rma|see|update)\b"
+)
 # Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
 _SET_APART: Final = (
     Pattern(r"^\s*(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|^\s*/\*"),  # a heading or a comment
     Pattern(r"^\s*(?:[-*•+]\s)?\[[ xX]\]\s"),  # an item of a checklist
+    _INSTRUCTIONS,
     # An item with the answer, as in "- Xid 79: no".
     Pattern(
         r"(?i)^\s*[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*"
@@ -178,6 +186,13 @@ _OTHER_LANGUAGE_WORD: Final = (
 # Without regard to case, re would compile each of the thirty thousand characters.
 _OTHER_LETTER: Final = r"(?-i:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
 _OTHER_LANGUAGE: Final = Pattern(rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:{_OTHER_LETTER}[^\n]*?){{4}}")
+# Hardly an English sentence has none of these.
+_ENGLISH_WORD: Final = Pattern(
+    r"(?i)\b(?:the|is|are|were|been|of|to|and|it|its|my|our|we|you|they|this|that|these|not|with|for|from|by|but"
+    r"|if|when|after|has|have|had|does|did|can|will|would|there|here|out|then|than|all|any|only|still|just"
+    r"|what|why|how)\b"
+)
+_MIN_SENTENCE_WORDS: Final = 5
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
@@ -203,7 +218,8 @@ _DENIAL_WORDS: Final = Pattern(
     r"|(?:^|[.,;!?] |\b(?:but|and|so) )(?:it|that)(?:['’]s| is| was)(?:n['’]t| not)\b(?! (?:going to be )?install)"
 )
 _SUPPOSITION_START: Final = Pattern(
-    r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
+    r"^(?i:if|when|whenever|suppose|imagine|assume|in case)(?: that)? (?:a|an|the|your|it|one|some|any|I|we) "
+    r"|^(?:Check|Contact|Drain|Power|Reboot|Reinstall|Reload|Replace|Reset|Restart|Run)\b[^\n]* (?:if|when|in case) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for|release notes|changelog)\b|Xid \d+ ="
     r"|\b(?:[Ff]ix(?:e[ds])?|[Rr]esolve[ds]?|[Aa]ddresse[ds]) (?:an?|the|some) (?:\w+ )?(?:bug|issue|problem)s?\b"
     r"|\b(?:[Ll]ast (?:week|month|year|time)|[Yy]esterday|used to (?:see|get|have)|[Ii]n the past)\b"
@@ -295,6 +311,16 @@ def tells(line: str, words: Pattern) -> bool:
             if not (_NEGATION.search(rest) or _DENIED_BEFORE.search(before) or _NOT_NOW.search(clause)):
                 return True
     return False
+
+
+def is_in_other_language(line: str) -> bool:
+    """Return whether a person wrote the line in another language than English, which alone the rules read."""
+    sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
+    if _MACHINE_OUTPUT_START.match(sentence):
+        return False
+    words = [word.strip(".,;:!?()\"'") for word in sentence.split()]
+    is_foreign = len(words) >= _MIN_SENTENCE_WORDS and all(map(str.isalpha, words)) and not _ENGLISH_WORD.search(line)
+    return is_foreign or _OTHER_LANGUAGE.search(sentence) is not None
 
 
 def _is_set_apart(line: str) -> bool:

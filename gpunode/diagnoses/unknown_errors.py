@@ -26,7 +26,7 @@ _FAILURE_WORDS: Final = Pattern(
 _GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bmig(?:Enabled|\b)|\bcdi\b|device driver")
 # How people say that something of a node fails; see ``prose.tells`` for what they do not mean.
 _TOLD_FAILURE_WORDS: Final = Pattern(
-    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?) off\b|\b(?:is|are|was|were|has|have) gone\b"
+    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?) (?:off|out)\b|\b(?:is|are|was|were|has|have) gone\b"
     r"|\bstop(?:ped|s) working\b|\b(?:los(?:es?|t)|crash\w*|hang(?:s|ing)?|hung|fr(?:eezes|oze)|fail(?:s|ed|ures?|ing)?"
     r"|die[sd]|dead|br(?:oken?|eaks)|vanish\w*|disappear\w*|stuck|unresponsive|panics?|time[sd]? ?out|segfaults?"
     r"|lockups?|artifacts|throttl(?:es|ed|ing)|reboots|powers off|only \d+ of (?:the )?\d+"
@@ -77,10 +77,13 @@ def find_told_failure(snapshot: Snapshot) -> OpenQuestion | None:
         if prose.tells(line, _TOLD_FAILURE_WORDS)
     )
     lines = tuple(line for line in told if not prose.is_program_output(snapshot, line))[:_MAX_CITATIONS]
-    if not lines:
-        return None
-    question = "what shows this failure? the text tells of it, but all that is shown works"
-    return OpenQuestion(question, (EXAMINE_NODE_COMMAND,), lines)
+    if lines:
+        question = "what shows this failure? the text tells of it, but all that is shown works"
+        return OpenQuestion(question, (EXAMINE_NODE_COMMAND,), lines)
+    if any(prose.is_in_other_language(line) for item in snapshot.items_of("text") for line in item.lines):
+        question = "what does the text tell? gpunode reads English, and part of it is in another language"
+        return OpenQuestion(question, (EXAMINE_NODE_COMMAND,))
+    return None
 
 
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:

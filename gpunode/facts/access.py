@@ -31,8 +31,8 @@ def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ..
 
 def explain_restriction(changes: Iterable[FileChange]) -> str:
     """Return the reason for the changes of ``restrict_to_root``."""
-    found = (f"{change.path} {describe_nonroot_writers(change.before)}" for change in changes if change.before)
-    return f"{' and '.join(found)}; root relies on its content, so check it"
+    restrictions = (f"{change.path} {describe_nonroot_writers(change.before)}" for change in changes if change.before)
+    return f"{' and '.join(restrictions)}; root relies on its content, so check it"
 
 
 def note_replaceable_files(facts: Facts, paths: Iterable[str]) -> Iterator[str]:

@@ -57,8 +57,8 @@ class CdiSpec:
     @property
     def drivers(self) -> frozenset[str]:
         """Driver versions in the names of the mounted files."""
-        found = (_DRIVER_VERSION_IN_PATH.search(path) for path in self.paths)
-        return frozenset(match[1] or match[2] for match in found if match)
+        matches = (_DRIVER_VERSION_IN_PATH.search(path) for path in self.paths)
+        return frozenset(match[1] or match[2] for match in matches if match)
 
     @property
     def gpus(self) -> frozenset[int]:

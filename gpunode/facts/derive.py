@@ -370,8 +370,8 @@ def _read_ctimes(evidence: Evidence) -> Mapping[str, float]:
 
 
 def _read_mtimes(evidence: Evidence) -> Mapping[str, float]:
-    found = (match for key in ("modprobe-d", "initramfs-images") for match in find_matches(evidence, key))
-    owners = ((match.path, match.ownership) for match in found)
+    matches = (match for key in ("modprobe-d", "initramfs-images") for match in find_matches(evidence, key))
+    owners = ((match.path, match.ownership) for match in matches)
     return {path: owner.mtime for path, owner in owners if owner is not None and owner.mtime is not None}
 
 

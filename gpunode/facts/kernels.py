@@ -157,8 +157,8 @@ def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
     read: dict[str, str] = {}
     for folder in MODPROBE_FOLDERS.values():
         names = {path.rpartition("/")[2] for path in read}
-        found = _read_module_config_texts(facts, folder, ()).items()
-        read |= {path: text for path, text in found if path.rpartition("/")[2] not in names}
+        texts = _read_module_config_texts(facts, folder, ()).items()
+        read |= {path: text for path, text in texts if path.rpartition("/")[2] not in names}
     return _split_module_lines(read)
 
 

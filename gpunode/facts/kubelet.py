@@ -171,10 +171,10 @@ def _choose_unit(facts: Facts, kind: KubeletKind) -> str:
 
 def _read_content(facts: Facts, path: str) -> bytes | None:
     """Return the file's content; None if it does not exist."""
-    found = facts.file(path)
-    if isinstance(found, Unknown):
-        raise _Unreadable(found)
-    return found.value.content if found.value else None
+    state = facts.file(path)
+    if isinstance(state, Unknown):
+        raise _Unreadable(state)
+    return state.value.content if state.value else None
 
 
 def _read_text(facts: Facts, path: str) -> str | None:
@@ -262,14 +262,14 @@ def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
     return command.argv
 
 
-def _match_files(facts: Facts, place: str) -> Sequence[str]:
+def _match_files(facts: Facts, pattern: str) -> Sequence[str]:
     """Return the files that match a path or pattern."""
-    if not set(place) & set("*?["):
-        return (place,)
-    folder = place.rpartition("/")[0]
+    if not set(pattern) & set("*?["):
+        return (pattern,)
+    folder = pattern.rpartition("/")[0]
     if folder not in facts.folders:
         raise _Unreadable(Unknown("not captured", f"file:{folder}"))
-    return [path for path in facts.files if path.rpartition("/")[0] == folder and fnmatchcase(path, place)]
+    return [path for path in facts.files if path.rpartition("/")[0] == folder and fnmatchcase(path, pattern)]
 
 
 def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
@@ -293,16 +293,16 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 
 def _k3s_unit_command(facts: Facts, unit: str) -> Sequence[str]:
     """Return the command in the unit file of k3s's installer; empty if not probed. k3s hides it in /proc."""
-    place = f"/etc/systemd/system/{unit}"
-    state = known(facts.file(place), None)
-    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",)) if state else None
+    unit_file = f"/etc/systemd/system/{unit}"
+    state = known(facts.file(unit_file), None)
+    command = systemd.find_start_command({unit_file: state.content}, unit, ("/etc/systemd/system",)) if state else None
     return command.argv if command else ()
 
 
 def _node_name_in_environment(facts: Facts, unit: str) -> str:
     """Return K3S_NODE_NAME, which k3s uses if neither a flag nor its configuration names the node."""
-    found = _K3S_NODE_NAME_ASSIGNMENT.findall(facts.text(_K3S_ENVIRONMENTS.get(unit, "")))
-    return str(found[-1]).strip("\"'") if found else ""
+    names = _K3S_NODE_NAME_ASSIGNMENT.findall(facts.text(_K3S_ENVIRONMENTS.get(unit, "")))
+    return str(names[-1]).strip("\"'") if names else ""
 
 
 def _find_cpu_policy(texts: Sequence[str], words: Sequence[str]) -> str:

@@ -77,8 +77,8 @@ def read_sysfs_devices(modaliases: Iterable[GlobMatch], drivers: Iterable[GlobMa
     Raises:
         ValueError: if a modalias was not read, or is not of a PCI device.
     """
-    bound = {_address_of(found.path): found.link.rpartition("/")[2] for found in drivers if found.link}
-    return tuple(_make_sysfs_device(found, bound.get(_address_of(found.path))) for found in modaliases)
+    bound = {_address_of(match.path): match.link.rpartition("/")[2] for match in drivers if match.link}
+    return tuple(_make_sysfs_device(match, bound.get(_address_of(match.path))) for match in modaliases)
 
 
 def _address_of(path: str) -> str:

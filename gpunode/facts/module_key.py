@@ -73,8 +73,8 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
 
 def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the kernel and the path of every main module that DKMS has built."""
-    found = [match for key in MODULE_FILE_PROBE_KEYS for match in find_matches(evidence, key)]
-    for file in kernels.find_module_files(found, ()):
+    matches = [match for key in MODULE_FILE_PROBE_KEYS for match in find_matches(evidence, key)]
+    for file in kernels.find_module_files(matches, ()):
         if file.dkms:
             yield file.kernel, file.path
 

@@ -88,8 +88,8 @@ class Gpu:
         """Expected values that are missing, by name; one row if the GPU does not answer at all."""
         if self.failure is not None:
             return (("gpu", self.failure),)
-        found = ((key, getattr(self, key)) for key in TYPE_BY_NVML_VALUE)
-        return tuple((key, value) for key, value in found if isinstance(value, UnreadNvmlValue) and value.supported)
+        values = ((key, getattr(self, key)) for key in TYPE_BY_NVML_VALUE)
+        return tuple((key, value) for key, value in values if isinstance(value, UnreadNvmlValue) and value.supported)
 
 
 TYPE_BY_NVML_VALUE: Mapping[str, type] = {

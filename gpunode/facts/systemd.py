@@ -42,13 +42,13 @@ def parse_units(text: str) -> Mapping[str, Unit]:
     Raises:
         ValueError: if a block lacks its name, or a time is malformed.
     """
-    found: dict[str, Unit] = {}
+    units: dict[str, Unit] = {}
     for values in _split_units(text):
         if not values.get("Id"):
             raise ValueError(f"a unit without its name: {str(values)[:80]}")
         unit = _make_unit(values)
-        found.update(dict.fromkeys((values["Id"], *values.get("Names", "").split()), unit))
-    return found
+        units.update(dict.fromkeys((values["Id"], *values.get("Names", "").split()), unit))
+    return units
 
 
 def _split_units(text: str) -> Iterator[dict[str, str]]:
@@ -195,11 +195,13 @@ def _service_settings(files: Mapping[str, bytes], unit: str, folders: tuple[str,
         return []
     dropped_in: dict[str, str] = {}
     for folder in reversed(folders):
-        place = f"{folder}/{unit}.d/"
+        drop_in_folder = f"{folder}/{unit}.d/"
         dropped_in |= {
-            path.removeprefix(place): path
+            path.removeprefix(drop_in_folder): path
             for path in files
-            if path.startswith(place) and path.endswith(".conf") and "/" not in path.removeprefix(place)
+            if path.startswith(drop_in_folder)
+            and path.endswith(".conf")
+            and "/" not in path.removeprefix(drop_in_folder)
         }
     order = (main, *(path for _, path in sorted(dropped_in.items())))
     return [(path, key, value) for path in order for key, value in _parse_service_section(files[path])]

@@ -70,8 +70,8 @@ def _git_source(argocd: ArgoCd, path: str) -> Mapping[str, Any]:
 
 
 def _argocd_destination(argocd: ArgoCd, namespace: str) -> Mapping[str, str]:
-    place = {"name": argocd.cluster} if argocd.cluster else {"server": argocd.server or _OWN_CLUSTER_SERVER_URL}
-    return {**place, "namespace": namespace}
+    cluster = {"name": argocd.cluster} if argocd.cluster else {"server": argocd.server or _OWN_CLUSTER_SERVER_URL}
+    return {**cluster, "namespace": namespace}
 
 
 def _application(

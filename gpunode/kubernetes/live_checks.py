@@ -99,9 +99,9 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
     if handler in handlers:
         return Check(id, title, "passed", "its container runtime has it")
     if any(handlers):
-        known = ", ".join(sorted(filter(None, handlers)))
+        handler_names = ", ".join(sorted(filter(None, handlers)))
         hint = f"on {node}: {setup_command(live)}"
-        return Check(id, title, "failed", f"its container runtime has only: {known}", hint)
+        return Check(id, title, "failed", f"its container runtime has only: {handler_names}", hint)
     if local := local_check():
         return replace(local, id=id, title=title)
     runtime = _container_runtime(live) or "its container runtime"
@@ -382,7 +382,7 @@ def explain_unready(
 
 def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
     """Return the problem of the first pod that has one."""
-    return next((found for pod in pods if (found := find_problem(pod, events))), None)
+    return next((problem for pod in pods if (problem := find_problem(pod, events))), None)
 
 
 def find_crashing_pod(pods: Sequence[Body]) -> Body | None:

@@ -34,13 +34,13 @@ def all_set_fields(live: Body) -> Body:
     entries = [one for one in live["metadata"].get("managedFields", []) if not one.get("subresource")]
     for one in entries:
         fields = _merge_fields(fields, one.get("fieldsV1", {}))
-    found = _select_object(live, fields)
+    selected = _select_object(live, fields)
     if len(entries) <= 1:
-        return found
+        return selected
     # The API server orders them by their times.
     entries.sort(key=lambda one: (one.get("manager", ""), one["operation"], one.get("apiVersion", "")))
     owners = [{key: value for key, value in one.items() if key != "time"} for one in entries]
-    return {**found, "metadata": {**found["metadata"], "managedFields": owners}}
+    return {**selected, "metadata": {**selected["metadata"], "managedFields": owners}}
 
 
 def split_owners(fields: Body) -> tuple[Body, Sequence[Body]]:
@@ -72,12 +72,12 @@ def other_managers(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
 
 def fields_by_manager(live: Body) -> Mapping[str, frozenset[Path]]:
     """Return the paths that each field manager set in the object, without its status."""
-    found: dict[str, frozenset[Path]] = {}
+    fields: dict[str, frozenset[Path]] = {}
     for one in live["metadata"].get("managedFields", []):
         if not one.get("subresource"):
             manager = str(one.get("manager", ""))
-            found[manager] = found.get(manager, frozenset()) | frozenset(_leaf_paths(one.get("fieldsV1", {})))
-    return found
+            fields[manager] = fields.get(manager, frozenset()) | frozenset(_leaf_paths(one.get("fieldsV1", {})))
+    return fields
 
 
 def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

@@ -115,8 +115,8 @@ def find_refused_pods(owner: Body, events: Sequence[Body]) -> PodProblem | None:
     metadata = owner["metadata"]
     for event in _warnings_about(owner, events):
         if event.get("reason") == "FailedCreate":
-            place = ("--namespace", metadata["namespace"], metadata["name"])
-            show = command("kubectl", "describe", owner["kind"].lower(), *place)
+            reference = ("--namespace", metadata["namespace"], metadata["name"])
+            show = command("kubectl", "describe", owner["kind"].lower(), *reference)
             message = str(event.get("message", "")).rpartition("Error creating: ")[2].partition("\n")[0]
             hint = f"have the policy or quota that is named there changed, then see that the pods start: {show}"
             if "RuntimeClass" in message:

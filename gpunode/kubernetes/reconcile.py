@@ -256,14 +256,14 @@ def note_untolerated_taints(rendered: RenderedCluster, nodes: Sequence[Body]) ->
     Kubernetes sets the taints of node.kubernetes.io itself, for as long as a Node is not ready or cordoned.
     """
     tolerations = [one for own in rendered.user_pods for one in own.spec.get("tolerations", ())]
-    found: dict[tuple[str, str], list[str]] = {}
+    nodes_by_taint: dict[tuple[str, str], list[str]] = {}
     for live in nodes:
         for taint in _taints_of(live):
             is_passing = taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/")
             is_ours = format_taint(taint) == own_taint(live)
             if not (is_passing or is_ours or any(tolerates(one, taint) for one in tolerations)):
-                found.setdefault((taint["key"], format_taint(taint)), []).append(str(live["metadata"]["name"]))
-    for (key, title), names in found.items():
+                nodes_by_taint.setdefault((taint["key"], format_taint(taint)), []).append(str(live["metadata"]["name"]))
+    for (key, title), names in nodes_by_taint.items():
         have = "has" if len(names) == 1 else "have"
         yield (
             f"{join_names(names, 3)} {have} the taint {title}, which the recipe does not name. Your own pod needs "
@@ -372,9 +372,9 @@ def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]
 
     If there are several, prefer the one that gpunode would make.
     """
-    place = (desired.namespace, desired.name)
+    release_key = (desired.namespace, desired.name)
     same_chart = [one for one in releases if one.chart == desired.chart and one.status != "uninstalled"]
-    return min(same_chart, key=lambda one: (one.namespace, one.name) != place, default=None)
+    return min(same_chart, key=lambda one: (one.namespace, one.name) != release_key, default=None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
@@ -408,10 +408,10 @@ def _refuse_kept_history(desired: ChartRelease, releases: Sequence[HelmRelease])
     Raises:
         Conflict: an undo by ``helm uninstall`` would delete that history, too.
     """
-    place = (desired.namespace, desired.name)
-    if any((one.namespace, one.name) == place and one.status == "uninstalled" for one in releases):
+    release_key = (desired.namespace, desired.name)
+    if any((one.namespace, one.name) == release_key and one.status == "uninstalled" for one in releases):
         raise Conflict(
-            f"Helm release {'/'.join(place)} was uninstalled, but Helm kept its history",
+            f"Helm release {'/'.join(release_key)} was uninstalled, but Helm kept its history",
             why="gpunode could not undo an installation on top of it without deleting that history",
             hint="delete the history, then run the same command again: "
             + command("helm", "uninstall", desired.name, "--namespace", desired.namespace),

@@ -127,10 +127,10 @@ def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterat
     """Yield a note for each named configuration without a node, and for each node that matches one in part."""
     for name, one in desired.configs.items():
         matches = {node.name: [one.model.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
-        if not any(all(found) for found in matches.values()):
+        if not any(all(names) for names in matches.values()):
             yield f"No node gets the configuration {name}: none has only GPUs whose names contain {one.model!r}."
-        for node, found in matches.items():
-            if any(found) and not all(found):
+        for node, names in matches.items():
+            if any(names) and not all(names):
                 yield f"{node} has other GPUs beside {one.model!r}, so it does not get the configuration {name}."
 
 
@@ -206,8 +206,8 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
     if config.strategy == "none":
         return
     for gpu in node.gpus:
-        known = mig.max_instances_by_profile(gpu.device_id)
-        if not known:
+        profiles = mig.max_instances_by_profile(gpu.device_id)
+        if not profiles:
             raise Refused(
                 f"{node.name}: gpunode knows no MIG profile of {gpu.name}",
                 why="either the GPU has no MIG, or it is too new for this gpunode",
@@ -215,23 +215,23 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
                 "or use another recipe, if no node has MIG: k8s-time-slicing",
             )
         profile = mig.profile_of_layout(config.layout)
-        if profile and profile not in known:
+        if profile and profile not in profiles:
             raise Refused(
                 f"{node.name}: {gpu.name} has no MIG profile {profile}, which the layout {config.layout} needs",
-                why=f"it has {', '.join(known)}",
-                hint=f"use one of these: {', '.join(mig.layout_of(one) for one in known)}, {mig.ALL_BALANCED_LAYOUT}",
+                why=f"it has {', '.join(profiles)}",
+                hint=f"use one of these: {', '.join(map(mig.layout_of, profiles))}, {mig.ALL_BALANCED_LAYOUT}",
             )
 
 
 def count_instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
     """Return the number of MIG instances by profile in that layout; None if the layout's name does not tell."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for gpu in node.gpus:
         one = mig.instances_in_layout(gpu.device_id, layout)
         if one is None:
             return None
-        found.update(one)
-    return found
+        counts.update(one)
+    return counts
 
 
 def count_resources(node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:

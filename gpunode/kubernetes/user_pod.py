@@ -80,14 +80,14 @@ def describe_user_pods(
         resources: the resources of each node, by its name; an empty name for DRA, none for an unknown MIG layout.
     """
     resource_names = dict.fromkeys(name for names in resources.values() for name in names)
-    found: dict[tuple[str, str], tuple[UserPodNeeds, list[str]]] = {}
+    needs: dict[tuple[str, str], tuple[UserPodNeeds, list[str]]] = {}
     for resource in resource_names:
         own = describe_user_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
         group = MIG_RESOURCE_PREFIX if resource.startswith(MIG_RESOURCE_PREFIX) else resource
-        found.setdefault((group, own.why), (own, []))[1].append(resource)
+        needs.setdefault((group, own.why), (own, []))[1].append(resource)
     if len(resource_names) == 1:
-        return tuple(own for own, _ in found.values())
-    return tuple(replace(own, why=f"that asks for {' or '.join(names)} {own.why}") for own, names in found.values())
+        return tuple(own for own, _ in needs.values())
+    return tuple(replace(own, why=f"that asks for {' or '.join(names)} {own.why}") for own, names in needs.values())
 
 
 def describe_user_pod(

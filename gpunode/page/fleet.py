@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK_LAYERS
@@ -34,7 +34,6 @@ from gpunode.page.words import (
     group_digits,
     node_name,
 )
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 # Above this size each node gets a shorter text: a page of 5 000 nodes must open at once and fit into a mail.
 _MAX_PAGE_BYTES: Final = 4_500_000
-# Faulty nodes come first, so the nodes beyond this number are healthy.
 _MAX_NODES: Final = 8_000
 # Limits on what is shown of each kind; --json has everything.
 _MAX_GROUPS_SHOWN: Final = 40
@@ -52,22 +50,7 @@ _MAX_VALUES_SHOWN: Final = 12
 _MAX_NAMES_SHOWN: Final = 24
 _MAX_TEXT_LENGTH: Final = 240
 _BRIEF_TEXT_LENGTH: Final = 60
-# Up to this number of nodes, no row is hidden at first.
-_MAX_UNFILTERED_NODES: Final = 60
 _UNPROVEN_DRIVER_TEXT: Final = "nothing shows that the driver works"
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """A group of radio buttons, each of which shows only the rows with one value."""
-
-    id: str
-    title: str
-    values: tuple[str, ...]
-
-    def css_class_of(self, value: str) -> str:
-        """Return the CSS class of a row with this value; values without a button share the last class."""
-        return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
 
 def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
@@ -78,11 +61,10 @@ def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
         about: the origin of the page.
         recipe: the recipe that the nodes were compared with, or empty.
     """
-    filters = tuple(_make_filters(fleet.rows))
-    top = page_head(_page_title(fleet), "style.css", "fleet.css", rules="\n".join(_filter_style_rules(filters)))
-    whole = html_document(top, _page_body(fleet, about, recipe, filters, _MAX_TEXT_LENGTH))
+    top = page_head(_page_title(fleet), "style.css", "fleet.css")
+    whole = html_document(top, _page_body(fleet, about, recipe, _MAX_TEXT_LENGTH))
     is_small = len(whole.encode("utf-8", "replace")) <= _MAX_PAGE_BYTES
-    return whole if is_small else html_document(top, _page_body(fleet, about, recipe, filters, _BRIEF_TEXT_LENGTH))
+    return whole if is_small else html_document(top, _page_body(fleet, about, recipe, _BRIEF_TEXT_LENGTH))
 
 
 def _page_title(fleet: FleetSummary) -> str:
@@ -94,9 +76,7 @@ def _page_title(fleet: FleetSummary) -> str:
     return f"{group_digits(counts[worst])} of {all_} {'is' if counts[worst] == 1 else 'are'} {worst}"
 
 
-def _page_body(
-    fleet: FleetSummary, about: PageOrigin, recipe: str, filters: Sequence[_Filter], max_length: int
-) -> Markup:
+def _page_body(fleet: FleetSummary, about: PageOrigin, recipe: str, max_length: int) -> Markup:
     return page_body(
         about,
         "Skip to the nodes",
@@ -109,9 +89,8 @@ def _page_body(
             "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(fleet.unknown)
         ),
         _render_node_groups("Unread", "These reports could not be read", _render_skipped(fleet.unreadable)),
-        _render_layers(fleet.layers),
         _render_versions(fleet),
-        _render_nodes(fleet, filters, max_length),
+        _render_nodes(fleet, max_length),
     )
 
 
@@ -129,17 +108,17 @@ def _render_verdict(fleet: FleetSummary) -> Markup:
 
 
 def _render_node_groups(title: str, legend: str, kinds: Iterable[Markup], id_: str | None = None) -> Markup | None:
-    found = list(kinds)
-    more = len(found) - _MAX_GROUPS_SHOWN
+    groups = list(kinds)
+    more = len(groups) - _MAX_GROUPS_SHOWN
     rest = tag("p.legend", f"and {group_digits(more)} more; --json has all") if more > 0 else None
-    return card(title, tag("ol.kinds", found[:_MAX_GROUPS_SHOWN]), rest, legend=legend, id_=id_) if found else None
+    return card(title, tag("ol.kinds", groups[:_MAX_GROUPS_SHOWN]), rest, legend=legend, id_=id_) if groups else None
 
 
 def _render_cause(tally: CauseTally) -> Markup:
     disruption = f" (the fix {TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
-    what = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
+    heading = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
     return _render_node_group(
-        what, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)
+        heading, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)
     )
 
 
@@ -151,15 +130,15 @@ def _render_node_group(heading: str, names: Sequence[str], *more: Markup | None)
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
     for one in fleet.differences:
         more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-        what = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
-        yield _render_node_group(f"{what}: {one.difference.why}{more}", one.reports)
+        heading = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
+        yield _render_node_group(f"{heading}: {one.difference.why}{more}", one.reports)
 
 
 def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
     drifted = ((f"{one.drift.title}: {one.drift.reason}", one.reports) for one in fleet.drift)
     left = ((f"not compared: {skipped.why}", skipped.reports) for skipped in fleet.not_compared)
-    for what, reports in (*drifted, *left):
-        yield _render_node_group(_shorten(what, _MAX_TEXT_LENGTH), reports)
+    for heading, reports in (*drifted, *left):
+        yield _render_node_group(_shorten(heading, _MAX_TEXT_LENGTH), reports)
 
 
 def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
@@ -180,24 +159,6 @@ _TEXT_BY_LAYER_STATE: Final[Mapping[State, str]] = {"works": "works", "no-fault"
 
 def _state_word(state: State) -> str:
     return STATE_MARKS[state][1] or _TEXT_BY_LAYER_STATE[state]
-
-
-def _render_layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup | None:
-    if not layers:
-        return None
-    rows = (
-        tag(
-            "tr",
-            tag("th", LAYER_TITLES[layer], scope="row"),
-            (
-                tag("td", group_digits(n) if (n := counted.get(s, 0)) else "", class_=s if n else None)
-                for s in _STATE_COLUMNS
-            ),
-        )
-        for layer, counted in reversed(tuple(layers.items()))
-    )
-    found = table("layers", column_heads("layer", *map(_state_word, _STATE_COLUMNS)), rows)
-    return card("Layers", scroll_box("nodes by layer", found), legend="How many nodes have each layer in which state")
 
 
 def _render_versions(fleet: FleetSummary) -> Markup | None:
@@ -225,99 +186,39 @@ def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
     return tag("div", tag("table", caption, tag("tbody", rows)), rest)
 
 
-# Every row has one of these classes in addition to its condition.
-_NEEDS_ATTENTION_CSS_CLASS: Final = "look"
-_HEALTHY_CSS_CLASS: Final = "fine"
-
-
 def _is_faulty_or_deviating(row: FleetRow) -> bool:
     return row.status != "healthy" or bool(row.differences or row.drift)
 
 
-_FILTER_AXES: Final[Mapping[str, tuple[str, Callable[[FleetRow], str]]]] = {
-    "h": ("state", condition_of),
-    "c": ("cause", lambda row: row.cause),
-    "m": ("model", lambda row: row.model),
-    "d": ("driver", lambda row: row.versions.get("driver", "")),
-    "k": ("kernel", lambda row: row.versions.get("kernel", "")),
-}
-
-
-def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
-    for id_, (title, value_of) in _FILTER_AXES.items():
-        counted = Counter(value for row in rows if (value := value_of(row)))
-        values = sorted(counted, key=lambda value: (-counted[value], value))
-        if len(values) > 1 or (id_ == "c" and values):
-            yield _Filter(id_, title, tuple(values[:_MAX_GROUPS_SHOWN]))
-
-
-def _filter_style_rules(filters: Sequence[_Filter]) -> Iterator[str]:
-    """Yield the CSS rules by which each radio button hides the rows of other classes."""
-    names = [_NEEDS_ATTENTION_CSS_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
-    yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
-
-
-def _render_nodes(fleet: FleetSummary, filters: Sequence[_Filter], max_length: int) -> Markup:
-    ordered = sorted(
-        fleet.rows, key=lambda row: (NODE_CONDITIONS.index(condition_of(row)), not _is_faulty_or_deviating(row))
-    )
-    shown = ordered[:_MAX_NODES]
+def _render_nodes(fleet: FleetSummary, max_length: int) -> Markup:
+    """Return the table of the nodes that need a look, and the names of the others."""
+    looks = [row for row in fleet.rows if _is_faulty_or_deviating(row)]
+    looks.sort(key=lambda row: NODE_CONDITIONS.index(condition_of(row)))
+    fine = [row.report for row in fleet.rows if not _is_faulty_or_deviating(row)]
     layers = tuple(id_ for id_ in STACK_LAYERS if id_ in fleet.layers)
     layer_names = (tag("th.layer", tag("span", LAYER_TITLES[layer]), scope="col") for layer in layers)
-    names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "driver"))
-    rows = (_render_node(row, layers, filters, max_length) for row in shown)
-    more = len(ordered) - len(shown)
+    names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "model", "driver", "kernel"))
+    rows = (_render_node(row, layers, max_length) for row in looks[:_MAX_NODES])
     legend = " · ".join(f"{STATE_MARKS[state][0]} {_state_word(state)}" for state in _STATE_COLUMNS) if layers else None
+    more = len(looks) - _MAX_NODES
     return tag(
         "section.card",
         tag("h2#nodes", "Nodes"),
-        _render_buttons(fleet.rows, filters),
-        tag("p.legend", legend),
-        scroll_box("every node", table("nodes", names, rows)),
-        tag("p.legend", f"and {count(more, 'healthy node')} more; --json has all") if more > 0 else None,
+        (tag("p.legend", legend), scroll_box("nodes to look at", table("nodes", names, rows))) if looks else None,
+        tag("p.legend", f"and {count(more, 'node')} more; --json has all") if more > 0 else None,
+        tag("p", f"{count(len(fine), 'healthy node')}: {_join_node_names(fine)}") if fine else None,
     )
 
 
-def _render_buttons(rows: Sequence[FleetRow], filters: Sequence[_Filter]) -> Markup:
-    looks = sum(map(_is_faulty_or_deviating, rows))
-    first = len(rows) > _MAX_UNFILTERED_NODES and looks > 0
-    show = tag(
-        "fieldset",
-        tag("legend", "show"),
-        _render_button("show", "all", f"all {group_digits(len(rows))}", checked=not first),
-        _render_button("show", _NEEDS_ATTENTION_CSS_CLASS, f"needs a look ({group_digits(looks)})", checked=first)
-        if looks
-        else None,
-    )
-    return tag("form.filters", show, map(_render_filter, filters), aria_label="filter the nodes")
-
-
-def _render_filter(one: _Filter) -> Markup:
-    values = ((f"{one.id}{place}", _shorten(value, _BRIEF_TEXT_LENGTH)) for place, value in enumerate(one.values))
-    buttons = (_render_button(one.title, id_, value) for id_, value in values)
-    first = _render_button(one.title, f"any-{one.id}", "any", checked=True)
-    title = tag("summary", one.title, tag("span.legend", f" {len(one.values)}"))
-    return tag("details", title, tag("fieldset", first, buttons, aria_label=one.title), open=len(one.values) <= 4)
-
-
-def _render_button(name: str, id_: str, text: str, *, checked: bool = False) -> Markup:
-    return tag("label", tag("input", type="radio", name=name, id=id_, checked=checked), f" {text}")
-
-
-def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[_Filter], max_length: int) -> Markup:
-    looks = _is_faulty_or_deviating(row)
-    classes = (
-        _NEEDS_ATTENTION_CSS_CLASS if looks else _HEALTHY_CSS_CLASS,
-        *(one.css_class_of(_FILTER_AXES[one.id][1](row)) for one in filters),
-    )
+def _render_node(row: FleetRow, layers: Sequence[StackLayer], max_length: int) -> Markup:
+    driver, kernel = row.versions.get("driver", ""), row.versions.get("kernel", "")
     return tag(
         "tr",
         tag("th", _shorten(node_name(row.report), _BRIEF_TEXT_LENGTH), scope="row"),
-        tag("td", condition_of(row), class_=condition_of(row).replace(" ", "-") if looks else None),
+        tag("td", condition_of(row), class_=condition_of(row).replace(" ", "-")),
         (_render_cell(row.stack.get(layer)) for layer in layers),
         tag("td", _describe_node_faults(row, max_length)),
-        tag("td", row.versions.get("driver", "")),
-        class_=" ".join(classes),
+        (tag("td", _shorten(text, _BRIEF_TEXT_LENGTH)) for text in (row.model, driver, kernel)),
     )
 
 

@@ -38,7 +38,7 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, healthy_verdict, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, faultless_verdict, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -58,21 +58,15 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
     Its policy forbids scripts and requests, whatever the evidence contains.
     """
     findings = examined.diagnosis.findings
-    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _verdict_title(examined)
-    top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
+    title = findings[0].title if findings and not examined.diagnosis.is_healthy else _faultless_title(examined)
+    top = page_head(f"{about.node}: {title}" if about.node else title, "style.css")
     whole = html_document(top, _page_body(examined, about, FULL_DETAIL))
     return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF_DETAIL))
 
 
-def _verdict_title(examined: Examination) -> str:
-    """Return the verdict on a node without faults."""
-    if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return "The evidence does not decide the cause"
-    if examined.diagnosis.open_questions:
-        return "Something is wrong, but the evidence does not show what"
-    if examined.driver_works:
-        return healthy_verdict(examined.snapshot).capitalize()
-    return "No fault detected, but nothing shows that the driver works"
+def _faultless_title(examined: Examination) -> str:
+    verdict = faultless_verdict(examined)
+    return verdict[0].upper() + verdict[1:]
 
 
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
@@ -98,8 +92,8 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
 
 def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     if not faults:
-        tone = "unknown" if examined.diagnosis.open_questions or not examined.driver_works else "good"
-        label, title, told, remedy = "verdict", _verdict_title(examined), None, None
+        tone = "good" if examined.verdict == "healthy" else "unknown"
+        label, title, told, remedy = "verdict", _faultless_title(examined), None, None
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
@@ -186,7 +180,8 @@ def _render_fault(root: Finding, examined: Examination, number: int, detail: Evi
         tag("p.label", f"{_likelihood_prefix(root)}{beside}") if number else None,
         join_markup(tag("h2", root.title), _render_summary(root), _render_facts(root)) if number else None,
         (tag("section", tag(level, title), part) for title, part in parts if part),
-        (_render_checks(root), _render_remedy(root.remedy, f"remedy-{number}", "h3")) if number else None,
+        _render_checks(root),
+        _render_remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _render_story(level, root),
         class_=root.severity if number else "root",
         id=root.cause,
@@ -323,12 +318,12 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
 
 def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
     message, at = fault.xid or fault.sxid, _plausible_time(fault)
-    known = xids.lookup(fault.code) if fault.source == "xid" else None
+    catalog_entry = xids.lookup(fault.code) if fault.source == "xid" else None
     code = _FAULT_CODE_FORMATS[fault.source].format(fault.code)
     yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)
-    yield tag("td", known.meaning if known else "")
+    yield tag("td", catalog_entry.meaning if catalog_entry else "")
     yield tag("td", redact_line(message.text if message else fault.citation.line.strip()))
 
 

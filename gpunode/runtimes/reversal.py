@@ -86,15 +86,23 @@ def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = N
     foreign = (path for path in gone if not is_same_value(value_at(found, path), value_at(made, path)))
     removed = () if is_migrated else tuple(sorted(foreign))  # a migration writes every default into the entries
     notable = (tuple(keys.foreign_paths), removed, tuple(keys.kept_paths))
-    if edit.before is None and not reverted and (as_json or _adds_no_line(current, edit.after)):
-        return RevertedFile(b"", *notable)
-    content = merging.merge_three_ways(edit.after, edit.before or b"", current, is_checked=True)
-    if content is None or not reads_as(content, path, reverted):
+    content = _write_reverted(edit, current, found, reverted, as_json=as_json)
+    return None if content is None else RevertedFile(content, *notable)
+
+
+def _write_reverted(edit: Edit, current: bytes, found: Document, reverted: Document, *, as_json: bool) -> bytes | None:
+    """Return ``current``, which holds ``found``, with ``reverted`` instead; None if it cannot be edited."""
+    is_empty = edit.before is None and not reverted
+    if is_empty and (as_json or _adds_no_line(current, edit.after)):
+        return b""
+    content = merging.merge_three_ways(edit.after or b"", edit.before or b"", current, is_checked=True)
+    if content is None or not reads_as(content, edit.path, reverted):
         try:
             content = edit_content(current, found, reverted, as_json=as_json)
         except Uneditable:
             return None
-    return RevertedFile(content, *notable)
+    # Nobody misses comments of gpunode's own.
+    return b"" if is_empty and _adds_no_line(content, edit.after) else content
 
 
 def _find_cri_plugin(document: Document) -> str:
@@ -119,8 +127,9 @@ def _revert_lines(edit: Edit, current: bytes) -> RevertedFile | None:
     return None if content is None else RevertedFile(content)
 
 
-def _adds_no_line(current: bytes, after: bytes) -> bool:
-    return {line.strip() for line in current.splitlines()} <= {b"", *(line.strip() for line in after.splitlines())}
+def _adds_no_line(current: bytes, after: bytes | None) -> bool:
+    lines, own_lines = ({line.strip() for line in content.splitlines()} for content in (current, after or b""))
+    return lines <= {b"", *own_lines}
 
 
 def _leaf_paths(document: Document, above: Path = ()) -> Iterator[Path]:

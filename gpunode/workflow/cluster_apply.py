@@ -11,11 +11,14 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
+from gpunode.command import gpunode
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress
+from gpunode.journal.history import run_label
+from gpunode.journal.record import Done
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.owned import (
@@ -64,7 +67,7 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
     for release in plan.releases:
         if release.title in changed:
             wait.cluster.helm.require_chart(release.chart_words, release.version)
-    with journal_run(begin) as run:
+    with journal_run(begin) as run, _name_way_back(run):
         applier = _ItemApplier(wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
@@ -170,6 +173,18 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
         run.commit("done")
     finally:
         run.close()
+
+
+@contextmanager
+def _name_way_back(run: Run) -> Iterator[None]:
+    """Add to an error the command that undoes what was applied before it, if anything may have been."""
+    try:
+        yield
+    except GpunodeError as error:
+        # A release that fails has changed the cluster all the same.
+        if isinstance(error, ReleaseFailed) or any(isinstance(entry, Done) for entry in run.entries()):
+            error.hint += f"\nor undo what was applied: {gpunode('rollback', run_label(run.id, 'k8s apply'))}"
+        raise
 
 
 @dataclass(slots=True)

@@ -246,9 +246,9 @@ def refuse_being_deleted(bodies: Iterable[Body]) -> None:
         Refused: an object is being deleted; says what blocks the deletion.
     """
     for live in bodies:
-        if live["kind"] != "Node" and (found := explain_deletion(live)):
-            hint = f"wait until it is gone, then run the same command again\n{found[1]}"
-            raise Refused(f"{object_title(live)} is being deleted", why=found[0], hint=hint)
+        if live["kind"] != "Node" and (explanation := explain_deletion(live)):
+            hint = f"wait until it is gone, then run the same command again\n{explanation[1]}"
+            raise Refused(f"{object_title(live)} is being deleted", why=explanation[0], hint=hint)
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -265,14 +265,14 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     operators: list[Body] = []
     notes: list[str] = []
     readers = {"ClusterPolicies, GPUClusters and NVIDIADrivers": list_custom, "Deployments": list_deployments}
-    for what, read in readers.items():
+    for title, read in readers.items():
         try:
             operators += read()
         except Undetermined:  # noqa: PERF203 - two rounds
             raise
         except GpunodeError as error:
             reason = main_error_line(error.why)
-            notes.append(f"{what} were not looked at, so a GPU Operator may be there: {reason}")
+            notes.append(f"{title} were not looked at, so a GPU Operator may be there: {reason}")
     return operators, notes
 
 

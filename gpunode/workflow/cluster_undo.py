@@ -121,8 +121,8 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
         argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
         if live := releases.get((namespace, name)):
             with suppress(KeyError):  # a chart that gpunode does not render
-                place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
-                install = install_command(ChartRelease(*place, live.values, "", 0))
+                words = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
+                install = install_command(ChartRelease(*words, live.values, "", 0))
         change = CommandChange(argv, "k8s remove", install, uid)
         left = "its chart's CustomResourceDefinitions, and labels that its pods gave to Nodes"
         note = f"leaves {left}, if there are any: Helm deletes neither"

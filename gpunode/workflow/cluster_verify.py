@@ -137,8 +137,8 @@ class ClusterVerification:
         return VerifyReport((*checks, *pod_checks, *skipped), notes=notes)
 
     def _check_handlers(self, name: str, nodes: Mapping[str, Body]) -> Iterator[Check]:
-        place = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
-        runtime_class = next(iter(self.cluster.get([place])), None)
+        reference = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
+        runtime_class = next(iter(self.cluster.get([reference])), None)
         yield from live_checks.check_handlers(name, runtime_class, nodes, self.check_local_handler, self.apply_command)
 
     def _check_workloads(self, rendered: RenderedCluster) -> Iterator[Check]:
@@ -146,9 +146,9 @@ class ClusterVerification:
         for daemon_set in live_checks.find_required_daemon_sets(rendered, daemon_sets):
             check = live_checks.check_daemon_set(daemon_set, self.apply_command)
             if check.status == "failed" and daemon_set.live is not None and daemon_set.selector:
-                place = ("--namespace", daemon_set.namespace)
-                pods = self.cluster.list("pods", *place, "--selector", daemon_set.selector)
-                events = self.cluster.list("events", *place)
+                namespace_words = ("--namespace", daemon_set.namespace)
+                pods = self.cluster.list("pods", *namespace_words, "--selector", daemon_set.selector)
+                events = self.cluster.list("events", *namespace_words)
                 pod = live_checks.find_crashing_pod(pods)
                 log = self._read_log(daemon_set.namespace, str(pod["metadata"]["name"])) if pod else ""
                 diagnosis = _diagnose_log(pod, log or "") if pod else ""
@@ -268,23 +268,23 @@ class ClusterVerification:
         """Wait until each pod ends or times out, and return the results by pod name."""
         began = time.monotonic()
         namespace, selector = test_pods[0].namespace, f"{RUN_LABEL}={test_pods[0].run}"
-        found: dict[str, GpuTestPodResult] = {}
+        results: dict[str, GpuTestPodResult] = {}
         while True:
             listed = self.cluster.list("pods", "--namespace", namespace, "--selector", selector)
             pods = {str(one["metadata"]["name"]): one for one in listed}
             seconds = time.monotonic() - began
             for test_pod in test_pods:
-                if test_pod.name not in found or not has_pod_ended(found[test_pod.name].pod):
-                    found[test_pod.name] = GpuTestPodResult(test_pod, pods.get(test_pod.name, test_pod.pod), seconds)
-            running = [ran for ran in found.values() if not has_pod_ended(ran.pod)]
+                if test_pod.name not in results or not has_pod_ended(results[test_pod.name].pod):
+                    results[test_pod.name] = GpuTestPodResult(test_pod, pods.get(test_pod.name, test_pod.pod), seconds)
+            running = [ran for ran in results.values() if not has_pod_ended(ran.pod)]
             if (
                 not running
                 or seconds > self.timeout_s
                 or (seconds > _UNSCHEDULED_POD_TIMEOUT_S and all(is_unscheduled(ran.pod) for ran in running))
                 or (seconds > _FAILING_POD_TIMEOUT_S and self._have_all_start_problems(running))
             ):
-                return found
-            done = 100.0 * (len(found) - len(running)) / len(found)
+                return results
+            done = 100.0 * (len(results) - len(running)) / len(results)
             problem = find_first_pod_problem([running[0].pod], ())
             more = f", and {len(running) - 1} more" if len(running) > 1 else ""
             first = f"pod {running[0].test_pod.name} on {running[0].test_pod.node}"

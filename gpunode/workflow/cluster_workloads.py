@@ -53,10 +53,10 @@ class ReadinessWait:
     def wait_for_daemon_set(self, item: PlanItem) -> None:
         """Wait until the DaemonSet's pods are ready on all of its nodes."""
         metadata = {"namespace": item.namespace, "name": item.name}
-        place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": metadata}
+        reference = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": metadata}
 
         def find_unready() -> RequiredDaemonSet | None:
-            daemon_set = RequiredDaemonSet(item.title, next(iter(self.cluster.get([place])), None))
+            daemon_set = RequiredDaemonSet(item.title, next(iter(self.cluster.get([reference])), None))
             return None if daemon_set.is_ready else daemon_set
 
         self._wait_until_ready(find_unready, min(self.timeout_s, _NO_NODE_TIMEOUT_S))

@@ -14,13 +14,11 @@ from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
 
 
-def create_lock(
-    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str, setup_command: str = "sudo gpunode setup"
-) -> VersionLock:
+def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str, hint: str = "") -> VersionLock:
     """Return the versions after ``plans``: of requested packages, and of the dependencies of driver and toolkit.
 
-    Packages that depend on a node's kernel are left out: headers and prebuilt modules. ``setup_command`` is the command
-    that sets up the node, for a hint.
+    Packages that depend on a node's kernel are left out: headers and prebuilt modules. ``hint`` says how
+    missing versions become known.
 
     Raises:
         Undetermined: a version is known only once the package index has been read.
@@ -31,7 +29,7 @@ def create_lock(
             raise Undetermined(
                 "the versions to lock are not yet known",
                 why=problem,
-                hint=f"set this node up first, or use a node that is; then write the lock there:\n{setup_command}",
+                hint=hint,
             )
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")

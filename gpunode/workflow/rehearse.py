@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from gpunode.check import Check
 from gpunode.facts.evidence import Evidence
@@ -17,7 +17,7 @@ from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Observer, ignore_event
 from gpunode.workflow.rollback import UndoResult, execute_undo, plan_rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
-from gpunode.workflow.verify import check_configuration
+from gpunode.workflow.verify import check_configuration, check_mig_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,11 @@ def rehearse(
 
 
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
-    converged = check_configuration(recipe, facts, host)
+    converged, mig = check_configuration(recipe, facts, host), tuple(check_mig_layout(recipe, facts))
+    if converged.status == "passed" and any(check.status == "skipped" for check in mig):
+        converged = replace(converged, status="skipped", detail="nothing is left to do but the MIG layout")
     driver = Check("nvml", "the driver answers (NVML)", "skipped", "a rehearsal has no driver")
     if recipe.runtime.name == "none" or not find_runtime(recipe.runtime.name).unit:
-        return (converged, driver)
+        return (converged, *mig, driver)
     daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "skipped", "a rehearsal has no daemon")
-    return (converged, driver, daemon)
+    return (converged, *mig, driver, daemon)

@@ -279,6 +279,24 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
     )
 
 
+def explain_newer_runs(store: Store, chosen: RunRecord) -> str:
+    """Return why ``chosen`` is not the newest run; empty if it is, or if only undone runs are newer.
+
+    A later run is no reason if ``chosen`` ended early: it was to complete ``chosen``.
+    """
+    ids = store.ids()
+    since = ids[ids.index(chosen.id) + 1 :]
+    readable = {run.id for run in store.read_runs()}
+    applied = {run.id for run in _applying_runs(store) if not run.undone_by}
+    reasons = {
+        "the journal of a later run has no complete entry": [run for run in since if run not in readable],
+        "a later run changed nothing that this would undo": [
+            run for run in since if run in applied and chosen.ending in COMPLETED_RESULTS
+        ],
+    }
+    return "; ".join(f"{reason}: {join_names(runs)}" for reason, runs in reasons.items() if runs)
+
+
 def _applying_runs(store: Store) -> Iterator[RunRecord]:
     """Yield the runs other than undos, newest first: two rollbacks without RUN would undo each other in turn."""
     return (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)

@@ -129,7 +129,7 @@ def verify(
         )
         answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(query.result())) if query else None
     inventory = answer if isinstance(answer, NvmlInventory) else None
-    checks += _check_mig_layout(recipe, facts) if _is_step_selected(only, MIG_STEP) else ()
+    checks += check_mig_layout(recipe, facts) if _is_step_selected(only, MIG_STEP) else ()
     checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
     checks += of_runtime
     checks += (
@@ -195,7 +195,7 @@ def check_configuration(
     return check("passed", f"{scope}: nothing left to do")
 
 
-def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
+def check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
     if not may_use_mig(recipe):
         return

@@ -47,6 +47,11 @@ EXCERPTS = (
     "Last year dmesg said:\n{}",
     "Last year dmesg said:\n\n```\n[ 1234.567890] {}\n```\nIt is fine now.",
     "The docs say:\n\n[ 12.345678] {}",
+    "Runbook: if {}, reset the GPU",
+    "Troubleshooting: {}: power cycle the node",
+    "2. Step 3: {}: reboot",
+    "- {} -> drain the node",
+    "Reset the GPU when it prints {}",
 )
 _STAMP = re.compile(r"^[ \t>]*(?:\[[^\]]{1,40}\]|\w{3}\s+\d{1,2} [\d:]{8} \S+|[\dTZ:.+-]{12,40})?\s*(?:kernel:)?\s*")
 # Further lines of a cause repeat the same in other words.

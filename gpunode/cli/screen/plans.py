@@ -59,8 +59,8 @@ def plan_lines(
             yield BLANK_LINE
         else:
             yield from state_note_lines(collect_notes(plans))
-        what = "the image" if facts.is_image else "this node"
-        verdict_text = matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)
+        subject = "the image" if facts.is_image else "this node"
+        verdict_text = matches_recipe_text(recipe, selected_step_ids(recipe, plans), subject)
         yield line(STATE_MARK["nothing"], f"nothing to do: {verdict_text}", hang=2)
         if backlog.unread_reason:
             unread = f"what an earlier run may have left undone: {backlog.unread_reason}"

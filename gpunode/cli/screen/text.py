@@ -113,12 +113,12 @@ def mark_commands(text: str, style: Style = "") -> tuple[Span, ...]:
     Only for gpunode's own advice: backticks in quoted text are not commands.
     """
     text = escape_controls(text)
-    found: list[Span] = []
+    spans: list[Span] = []
     end = 0
     for match in _BACKTICKED_COMMAND.finditer(text):
-        found += [Span(text[end : match.start()], style), Span(match[0], "command")]
+        spans += [Span(text[end : match.start()], style), Span(match[0], "command")]
         end = match.end()
-    return tuple(one for one in (*found, Span(text[end:], style)) if one.text)
+    return tuple(one for one in (*spans, Span(text[end:], style)) if one.text)
 
 
 def indent_lines(lines: Iterable[Line], by: int) -> tuple[Line, ...]:

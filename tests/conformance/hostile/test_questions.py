@@ -20,7 +20,7 @@ def ask_on_terminal(folder: Path, redirection: str) -> tuple[int, str]:
     (folder / "node.tar.gz").touch()
     terminal, slave = pty.openpty()
     os.write(terminal, b"n\n")
-    script = f"{shlex.join(command())} capture node.tar.gz {redirection}"
+    script = f"{shlex.join(command())} capture node.tar.gz {redirection}; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(TOP), "TERM": "xterm"}
     try:
         done = subprocess.run(
@@ -32,7 +32,7 @@ def ask_on_terminal(folder: Path, redirection: str) -> tuple[int, str]:
         return done.returncode, screen.read(1 << 16).decode()
 
 
-@pytest.mark.parametrize("redirection", ["", "2>errors", "| tee out; exit ${PIPESTATUS[0]}"])
+@pytest.mark.parametrize("redirection", ["", "2>errors", "| tee out", "| grep nothing", "2>&1 | cat >out"])
 def test_question_is_shown_on_the_terminal(redirection: str, tmp_path: Path) -> None:
     exit_code, shown = ask_on_terminal(tmp_path, redirection)
     assert (exit_code, _QUESTION in shown) == (2, True)

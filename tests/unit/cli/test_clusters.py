@@ -45,6 +45,11 @@ def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
     assert refused.value.hint == meant
 
 
+def test_rollback_in_a_hint_gets_the_sudo_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "own_sudo", lambda: ("sudo",))
+    assert FAR.adapt_hint("or undo it: gpunode rollback k1") == "or undo it: sudo gpunode rollback k1"
+
+
 def test_hint_command_starts_the_kubectl_that_gpunode_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "find_program", lambda name: "/usr/local/bin/k3s" if name == "k3s" else None)
     assert FAR.adapt_hint("look: kubectl get nodes") == f"look: k3s kubectl {OPTIONS} get nodes"

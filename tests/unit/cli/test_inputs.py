@@ -155,3 +155,10 @@ def test_default_recipe_is_named() -> None:
         == explain_default_recipe(RecipeOptions("containerd"))
         == ""
     )
+
+
+def test_rehearsal_passes_no_recipe_whose_mig_layout_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["rehearse", "k8s-mig", "--node", "debian12-hgx-h100"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"– matches recipe k8s-mig +not run: nothing is left to do but the MIG layout", shown)
+    assert re.search(r"– the GPUs have the MIG layout +not run: set once the driver is loaded", shown)

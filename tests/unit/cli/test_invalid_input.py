@@ -90,6 +90,14 @@ def test_steps_with_commas_are_answered_with_an_option_for_each(capsys: pytest.C
     assert "did you mean --only toolkit --only runtime-config?" in capsys.readouterr().err
 
 
+def test_unknown_step_beside_a_known_one_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["plan", "--only", "toolkit,nonsense"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no step nonsense\n" in error
+    assert "did you mean" not in error
+    assert "each with its own --only" in error
+
+
 @pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot"])
 def test_download_only_contradicts_other_options(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--download-only", other]) == 2

@@ -119,6 +119,7 @@ def test_lock_with_unknown_versions_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(Undetermined) as caught:
         cli.plan(wanted, OutputOptions(json=True), (), str(default_sample()), "/", "", check=False)
     assert caught.value.hint.endswith("\nsudo gpunode setup containerd --driver 580 --upgrade"), "of this very recipe"
+    assert "is a capture: set up a node of its kind first" in caught.value.hint
     assert not (tmp_path / "f.lock").exists()
 
 

@@ -243,3 +243,26 @@ def test_rollback_after_a_failed_run_spares_the_run_before_it(
     hint = refused.envelope["errors"][0]["hint"]
     assert "gpunode rollback 1" in hint
     assert ("gpunode rollback 2 --packages" in hint) == has_changed
+
+
+@pytest.mark.parametrize("is_blank", [False, True])
+def test_rollback_without_a_run_undoes_no_earlier_one_unasked(tmp_path: Path, is_blank: bool) -> None:
+    node = MemoryNode(tmp_path, Packages({}, {}), {CONTAINERD: FileState(b"ours")})
+    earlier = Store(tmp_path).begin("setup", version="test")
+    earlier.record_done(earlier.record_intent("runtime", "step", FileChange(CONTAINERD, None, FileState(b"ours"))))
+    earlier.commit("done")
+    later = Store(tmp_path).begin("setup", version="test")
+    later.commit("done")
+    if is_blank:
+        Path(tmp_path, "var/lib/gpunode/runs", later.id, "journal.jsonl").write_bytes(b"")
+
+    refused = command(node, "rollback")
+    is_kept = node.files[CONTAINERD] is not None
+    named = command(node, "rollback", "1")
+
+    assert (refused.exit_code, is_kept) == (2, True)
+    (error,) = refused.envelope["errors"]
+    assert "run 1 (setup: /etc/containerd/config.toml) is not the newest run" in error["what"]
+    assert later.id in error["why"]
+    assert f"sudo gpunode rollback 1 --root {tmp_path}" in error["hint"]
+    assert (named.exit_code, node.files[CONTAINERD]) == (0, None)

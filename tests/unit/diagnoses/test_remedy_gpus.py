@@ -245,3 +245,12 @@ def test_unnamed_gpu_of_a_certain_fault_is_looked_for_first(source: str, command
     found = first_finding((source, "NVRM: Xid: 119, Timeout waiting for RPC from GSP!"))
     assert (found.cause, found.confidence) == ("gsp-rpc-timeout", "certain")
     assert found.next_step.command == command
+
+
+def test_next_step_does_not_end_with_an_empty_folder() -> None:
+    remedies = ((cause, generic_remedy(cause, take_snapshot({}))) for cause in rules_by_cause())
+    steps = {cause: choose_next_step(cause, "", remedy, ()).command or "" for cause, remedy in remedies}
+    assert steps["cdi-spec-missing"] == (
+        "sudo mkdir -p /etc/cdi && sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    )
+    assert not [cause for cause, step in steps.items() if "mkdir" in step and "&&" not in step]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.command import command
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import cite, take_snapshot
 from gpunode.facts.evidence import Evidence
@@ -127,6 +128,14 @@ def test_root_cause_is_on_top_with_layer_evidence_and_command() -> None:
     ]
     places = [text.index(part, text.index("<body")) for part in order]
     assert places == sorted(places)
+
+
+def test_checks_of_the_only_fault_are_listed() -> None:
+    likely = replace(
+        nodes.examined().diagnosis.findings[0], confidence="likely", look_at=(command("dmesg"), command("lspci", "-vv"))
+    )
+    text = node_page(replace(nodes.examined(), diagnosis=Diagnosis((likely,), ())), ABOUT)
+    assert "lspci -vv" in text[text.index("to be sure, look at") :]
 
 
 def test_page_is_reproducible() -> None:

@@ -193,6 +193,13 @@ def test_own_file_with_only_blank_lines_added_is_empty() -> None:
     assert taken_back(None, after, after + b"# mine\n", TOML) == b"# mine\n"
 
 
+def test_own_file_whose_table_was_edited_leaves_no_header_of_gpunode() -> None:
+    after = b"# Written by gpunode\n" + configure_containerd(None, DesiredConfig())
+    edited = after.replace(b"BinaryName", b"SystemdCgroup = true\nBinaryName")
+    assert taken_back(None, after, edited, TOML) == b""
+    assert taken_back(None, after, edited + b"# mine\n", TOML) not in (b"", None)
+
+
 def test_docker_features_are_removed_by_name_and_entries_whole() -> None:
     document = json.loads(DAEMON_WITH)
     document["features"]["buildkit"] = True

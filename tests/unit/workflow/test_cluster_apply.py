@@ -62,6 +62,8 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
         apply_plan(plan, lambda: store.begin("k8s apply", argv=()), wait=wait, on_event=never)
     assert said in failed.value.why
     assert "kubectl describe pods" in failed.value.hint
+    is_applied = any(one.change for one in items)
+    assert failed.value.hint.endswith("\nor undo what was applied: gpunode rollback k1") is is_applied
     (commit,) = [entry for entry in store.read_with_contents(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gpunode.cli.doctor import diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.derive import derive
@@ -53,6 +55,26 @@ def test_text_of_a_wrapper_script_is_not_cited_as_an_error() -> None:
     found = encode_matches(iter([GlobMatch("/usr/bin/nvidia-ctk", data=script)]))
     said = diagnose_evidence({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
     assert [line for doubt in said.open_questions for line in doubt.citations] == []
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Die GPU fällt zweimal am Tag vom Bus",
+        "La GPU se cae dos veces al día",
+        "A GPU cai duas vezes por dia",
+        "GPU pada dwa razy dziennie",
+        "Видеокарта отваливается два раза в день",
+        "显卡每天掉两次",
+        "GPU가 하루에 두 번 떨어집니다",
+        "the GPU drops out twice a day",
+    ],
+)
+def test_complaint_in_any_language_is_not_called_no_fault(complaint: str) -> None:
+    working = "$ nvidia-smi -L\nGPU 0: Tesla T4 (UUID: GPU-11111111-2222-3333-4444-555555555555)\n"
+    thanks = diagnose_evidence(pasted.parse_text_report(f"this is the output of my node:\n\n{working}"))
+    examined = diagnose_evidence(pasted.parse_text_report(f"{complaint}\n\n{working}"))
+    assert (thanks.verdict, examined.verdict) == ("healthy", "unknown")
 
 
 def test_deeply_nested_answers_do_not_crash_doctor() -> None:
