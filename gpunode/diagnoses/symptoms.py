@@ -146,7 +146,8 @@ NO_NVML_LIBRARY: Final = message_line(
 NVML_UNKNOWN: Final = message_line(r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN")
 GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
-    r"|GPU has become inaccessible"
+    # The last: removed while in use, by its bus or by somebody who unbinds it.
+    r"|GPU has become inaccessible|remove (?:minor )?device [^\n]{0,20} with non-zero usage count"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
 )
 SMI_HANGS: Final = any_of(
