@@ -184,7 +184,10 @@ _power_rule = partial(Rule, layer="gpu", severity="warning", symptoms=(symptoms.
 RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
-        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+        symptoms=(
+            *(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+            symptoms.GPU_NOT_LISTED,
+        ),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing_gpus,
         typical=unless(

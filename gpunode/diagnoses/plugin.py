@@ -40,14 +40,16 @@ _PLUGIN_STRATEGY_REJECTED: Final = message_line(
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 # If one node's plugin registered, the failure of another's may only mean that its node has no GPUs.
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
-_STRATEGY_STILL_REJECTED: Final = unless(_PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
+_STRATEGY_STILL_REJECTED: Final = unless(
+    _PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS
+)
 _PLUGIN_WITHOUT_NVML: Final = unless(
     any_of(
         *(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
         # DCGM's exporter
         all_of(message_line(r"Failed to initialize NVML"), message_line(r"DCGM initialization error")),
     ),
-    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
+    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS),
 )
 
 # The runtime of the plugin's pod; the plugin's own pod takes precedence over other pods.
@@ -284,7 +286,7 @@ RULES: Final = (
         ),
         symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_GPUS_OFFERED, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
         context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH),
-        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS),
+        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
         remedy=_LET_PLUGIN_FIND_LIBRARY,
@@ -327,7 +329,7 @@ RULES: Final = (
         ),
         against=(
             _NO_DRIVER,
-            symptoms.NO_GPU_ON_BUS,
+            *(symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
             unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.DRIVER_MISSING_IN_CONTAINER),
         ),
         look_at=(
@@ -404,7 +406,7 @@ RULES: Final = (
             unless(_FEWER_DEVICES, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _POD_HAS_INIT_CONTAINERS),
             all_of(_STALE_ALLOCATION, custom_sign(_unassigned_gpus)),
         ),
-        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
+        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING, symptoms.GPU_NOT_LISTED),
         context=_STALE_ALLOCATION,
         against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),

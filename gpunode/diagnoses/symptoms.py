@@ -97,7 +97,7 @@ DRIVER_NOT_LOADED: Final = unless(
     DRIVER_FROM_PLATFORM,
 )
 _NO_DRIVER_MESSAGE: Final = message_line(
-    r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?(?:loaded|found)|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system|kernel driver does not appear to be running"
@@ -143,7 +143,9 @@ NO_NVML_LIBRARY: Final = message_line(
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
-NVML_UNKNOWN: Final = message_line(r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN")
+NVML_UNKNOWN: Final = message_line(
+    r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML[^\n]{0,20}\bERROR_UNKNOWN\b|NVML_ERROR_UNKNOWN"
+)
 GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
     # The last: removed while in use, by its bus or by somebody who unbinds it.
@@ -331,6 +333,23 @@ HOOK_FAILED: Final = message_line(
     r"|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
+# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c);
+# then those that are about the GPUs alone.
+TOOLKIT_FOUND_DRIVER: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: (?:container|detection|device|requirement|mount|ldcache) error"
+)
+TOOLKIT_REJECTS_GPU: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: (?:(?:device|requirement) error|detection error: nvml)"
+)
+# A container was started for a GPU that NVML does not list.
+GPU_NOT_LISTED: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: device error: (?:GPU-\S+|MIG-\S+|\d+): unknown device"
+    r"|invalid allocation request for [^\n]{0,60}unknown device: (?:GPU|MIG)-"
+)
+# nvidia-ctk and the runtime, while they write a CDI specification.
+DRIVER_LIBRARIES_NOT_FOUND: Final = message_line(
+    r"failed to (?:get libraries for driver version|locate libcuda\.so\.\d)"
+)
 CDI_UNRESOLVED: Final = message_line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
     r"|no such (?:CDI )?device|CDI (?:device|spec|kind)[^\n]{0,60}(?:not found|invalid|fail)"
@@ -378,12 +397,19 @@ NO_GPUS_OFFERED: Final = any_of(
         r"|could not detect NVIDIA"
     ),
 )
-PLUGIN_FAILS: Final = message_line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
-    r"|Failed to initialize NVML: (?:could not|ERROR_)"
-    r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
-    r"|DCGM initialization error|Error: Failed to initialize NVML$"
-    r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
+# NVML's library was found in the container, and NVML itself fails (the names of its errors in go-nvml).
+NVML_ITSELF_FAILS: Final = message_line(
+    r"Failed to initialize NVML: ERROR_(?!LIBRARY_NOT_FOUND)\w", "kubernetes-log", "text"
+)
+PLUGIN_FAILS: Final = unless(
+    message_line(
+        r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+        r"|Failed to initialize NVML: (?:could not|ERROR_)"
+        r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
+        r"|DCGM initialization error|Error: Failed to initialize NVML$"
+        r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
+    ),
+    NVML_ITSELF_FAILS,
 )
 OPERATOR_PODS_NOT_READY: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"

@@ -37,7 +37,7 @@ _TOOLKIT_SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (line for line in snapshot.view(toolkit.absence_lines) if "nvidia-c" in line.source)
 )
 _TOOLKIT_PROGRAM_MISSING: Final = message_line(
-    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
+    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-(?:container-(?:runtime|toolkit|cli)|cdi-hook|ctk)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
 # apt, dnf, yum and zypper: no repository of this node has the package.
@@ -147,6 +147,7 @@ _TOOLKIT_FAILS: Final = message_line(
 )
 _DRIVER_ROOT_SYMPTOMS: Final = (
     *(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+    symptoms.DRIVER_LIBRARIES_NOT_FOUND,
 )
 _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
     lambda node: (
@@ -323,7 +324,7 @@ RULES: Final = (
             ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2),),
+        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2), symptoms.TOOLKIT_REJECTS_GPU),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         remedy=_upgrade_toolkit,
@@ -347,7 +348,7 @@ RULES: Final = (
         ),
         symptoms=_DRIVER_ROOT_SYMPTOMS,
         context=_EMPTY_DRIVER_ROOT,
-        against=(_DRIVER_CONTAINER_ROOT_FILLED,),
+        against=(_DRIVER_CONTAINER_ROOT_FILLED, symptoms.TOOLKIT_REJECTS_GPU),
         may_be_normal=True,
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
         remedy=_reset_driver_root,
@@ -362,6 +363,7 @@ RULES: Final = (
             _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
+        against=(symptoms.TOOLKIT_REJECTS_GPU,),
         may_be_normal=True,
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         remedy=_set_ldconfig,
@@ -375,7 +377,7 @@ RULES: Final = (
         typical=_HELPER_WITHOUT_MEMORY,
         symptoms=(_HELPER_REFUSED_MEMORY, _HELPER_WITHOUT_MEMORY, _HELPER_CRASHED),
         context=_OPEN_FILES_UNLIMITED,
-        against=(_OPEN_FILES_LIMITED,),
+        against=(_OPEN_FILES_LIMITED, symptoms.TOOLKIT_FOUND_DRIVER),
         look_at=(
             Shell("systemctl show -p LimitNOFILE containerd docker"),
             Shell("sudo dmesg | grep __vm_enough_memory"),

@@ -311,9 +311,18 @@ def is_broken(snapshot: Snapshot) -> bool:
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-smi printed a driver version or a list of GPUs, on the node, else in a container."""
+    """Return whether nvidia-smi printed a driver version or a list of GPUs, on the node, else in a container.
+
+    If nobody ran it, the container toolkit's errors show whether NVML listed the GPUs.
+    """
     states = snapshot.view(smi_states)
-    return any(state == "works" for state, _ in states) if states else bool(snapshot.view(container_successes))
+    if states:
+        return any(state == "works" for state, _ in states)
+    return bool(snapshot.view(container_successes)) or snapshot.match(_GPUS_LISTED_BY_TOOLKIT) is not None
+
+
+# libnvidia-container queries the devices before it selects, checks and mounts them (configure_command in configure.c).
+_GPUS_LISTED_BY_TOOLKIT: Final = Pattern(r"nvidia-container-cli(?:\.real)?: (?:device|requirement|mount|ldcache) error")
 
 
 def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
