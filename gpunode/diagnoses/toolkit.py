@@ -212,6 +212,22 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
+# The hook that docker's --gpus adds refuses to run in every mode but legacy (nvidia-container-runtime-hook's main.go).
+
+_HOOK_NEEDS_RUNTIME: Final = message_line(r"invoking the NVIDIA Container Runtime Hook directly")
+_MODE_IS_SET: Final = message_line(r"Using requested mode ['\"]?\w|^[ \t]*mode\s*=\s*['\"](?!auto|legacy)\w")
+
+
+def _request_runtime(snapshot: Snapshot) -> Iterable[Fix]:
+    text = "start the container with --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all in place of --gpus"
+    yield manual_step("application", f"{text}; in a compose file, with runtime: nvidia")
+    register = Shell("sudo gpunode ctk runtime configure --runtime=docker --restart")
+    yield run_step("configure", "register that runtime", register, when="docker has no runtime called nvidia")
+    if snapshot.view(_MODE_IS_SET):
+        auto = command("sudo", "gpunode", "ctk", "config", "--in-place", "--set", "nvidia-container-runtime.mode=auto")
+        yield run_step("configure", "or let the toolkit choose its mode", auto, when="the machine is no Jetson")
+
+
 # Commands from old articles. If APT could not read its archives, it knows no packages of theirs, old or new.
 
 _OLD_PACKAGE_OR_REPOSITORY: Final = unless(
@@ -384,6 +400,14 @@ RULES: Final = (
         ),
         remedy=_limit_open_files,
         explains=NO_RUNTIME | {"toolkit-wrong-driver-root"},
+    ),
+    Rule(
+        cause="gpus-flag-needs-runtime",
+        layer="toolkit",
+        decisive=_HOOK_NEEDS_RUNTIME,
+        look_at=(Shell("docker info | grep -i runtimes"),),
+        remedy=_request_runtime,
+        explains=NO_RUNTIME,
     ),
     Rule(
         cause="old-command-form",
