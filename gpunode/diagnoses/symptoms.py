@@ -145,9 +145,12 @@ NO_NVML_LIBRARY: Final = message_line(
 )
 NVML_UNKNOWN: Final = message_line(
     r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML[^\n]{0,20}\bERROR_UNKNOWN\b|NVML_ERROR_UNKNOWN"
+    # PyTorch's, which do not tell the reason.
+    r"|Can't initialize NVML|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
 )
 GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
+    r"|bad register read: [^\n]{0,40}regvalue: 0xffffffff"
     # The last: removed while in use, by its bus or by somebody who unbinds it.
     r"|GPU has become inaccessible|remove (?:minor )?device [^\n]{0,20} with non-zero usage count"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
@@ -156,7 +159,7 @@ SMI_HANGS: Final = any_of(
     custom_sign(driver.unanswered_queries),
     message_line(
         r"(?i)nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
-        r"|^real\s+[1-9]\d*m"
+        r"|^real\s+[1-9]\d*m|task nvidia-\w+:\d+ blocked for more than|stuck for \d+s! \[nvidia-"
     ),
 )
 GPU_RESET_REFUSED: Final = message_line(
@@ -304,7 +307,7 @@ PCIE_BUS_ERRORS: Final = message_line(
 )
 REGION_NOT_ASSIGNED: Final = message_line(
     r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
-    r"|I/O regions? [^\n]{0,30}invalid"
+    r"|I/O regions? [^\n]{0,30}invalid|Failed to re-allocate BAR1|No address space to allocate resized BAR1"
     r"|^\s+(?:Region \d: )?Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
 )
 
@@ -346,9 +349,10 @@ GPU_NOT_LISTED: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: device error: (?:GPU-\S+|MIG-\S+|\d+): unknown device"
     r"|invalid allocation request for [^\n]{0,60}unknown device: (?:GPU|MIG)-"
 )
-# nvidia-ctk and the runtime, while they write a CDI specification.
+# nvidia-ctk and the runtime, while they write a CDI specification; CUDA, for libnvidia-ptxjitcompiler.
 DRIVER_LIBRARIES_NOT_FOUND: Final = message_line(
-    r"failed to (?:get libraries for driver version|locate libcuda\.so\.\d)"
+    r"failed to (?:get libraries for driver version|locate libcuda\.so\.\d)|PTX JIT compiler library not found"
+    r"|CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
 )
 CDI_UNRESOLVED: Final = message_line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
@@ -371,7 +375,8 @@ RUNTIME_DAEMON_DOWN: Final = message_line(
     r"|Job for docker\.service failed"
 )
 ACCESS_DENIED: Final = message_line(
-    r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
+    r"[Pp]ermission denied|[Oo]peration not permitted|(?:[Ii]n|not have )sufficient [Pp]ermissions|avc: +denied"
+    r"|NOT_PERMITTED"
 )
 
 # A setting for rootless engines: the toolkit then does not let a container open the GPU's device files.
@@ -414,7 +419,8 @@ PLUGIN_FAILS: Final = unless(
 OPERATOR_PODS_NOT_READY: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
     r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d(?!\d*\s+Completed))"
-    r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
+    r"|driver-validation|toolkit-validation|chroot: failed to run command ['‘]nvidia-smi"
+    r"|ImagePullBackOff|ErrImagePull|manifest unknown"
 )
 
 # State of links and the fabric.
@@ -426,5 +432,7 @@ NVLINKS_DOWN: Final = message_line(
 FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
-    r"|^[ \t]*State\s+: In Progress"
+    r"|^[ \t]*State\s+: In Progress|NV_ERR_NVLINK_FABRIC_NOT_READY"
+    # Multicast through the switches, set up by the fabric manager.
+    r"|transport/nvls\.cc[^\n]{0,60}Cuda failure 401"
 )
