@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Command, Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import install, manual_step, restart_unit, run_step, setup_step
+from gpunode.diagnoses.remedies import install, make_fixed_remedy, manual_step, restart_unit, run_step, setup_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -212,6 +212,12 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
+# libnvidia-container reads the container's device filter back from the kernel, which hides hardened programs: it gets
+# zeros, and adds its own instructions to these (bottlerocket's issue 2504).
+
+_FILTER_HIDDEN: Final = message_line(r"load program: invalid argument: last insn is not an exit or jmp")
+
+
 # The hook that docker's --gpus adds refuses to run in every mode but legacy (nvidia-container-runtime-hook's main.go).
 
 _HOOK_NEEDS_RUNTIME: Final = message_line(r"invoking the NVIDIA Container Runtime Hook directly")
@@ -233,6 +239,7 @@ def _request_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 _OLD_PACKAGE_OR_REPOSITORY: Final = unless(
     message_line(
         r"(?i)# ?Unsupported distribution!"
+        r"|nvidia\.github\.io/[\w/-]+/(?:ubuntu|debian|linuxmint|pop)[\d._]+/[^\n]{0,30}does not have a Release file"
         r"|Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list \S*(?:nvidia-|libnvidia)"
         r"|(?:Unable to locate package|No match for argument:|No package|Package) ['‘\"]?"
         r"(?:nvidia-docker2?|nvidia-container-runtime)\b(?! is already)"
@@ -400,6 +407,28 @@ RULES: Final = (
         ),
         remedy=_limit_open_files,
         explains=NO_RUNTIME | {"toolkit-wrong-driver-root"},
+    ),
+    Rule(
+        cause="bpf-hardening-hides-filter",
+        layer="toolkit",
+        share=0.3,
+        decisive=_FILTER_HIDDEN,
+        look_at=(Shell("sysctl net.core.bpf_jit_harden"),),
+        remedy=make_fixed_remedy(
+            manual_step(
+                "application",
+                "start the container by CDI: --device nvidia.com/gpu=all in place of --gpus; the runtime then writes "
+                "the filter itself",
+            ),
+            run_step(
+                "configure",
+                "or harden only the BPF programs of ordinary users, which weakens the kernel's protection",
+                Shell("echo net.core.bpf_jit_harden=1 | sudo tee /etc/sysctl.d/90-bpf-jit-harden.conf"),
+                Shell("sudo sysctl --system"),
+                when="CDI cannot be used",
+            ),
+        ),
+        explains=NO_RUNTIME | {"docker-rootless-config", "toolkit-wrong-driver-root", "toolkit-too-old-cgroupv2"},
     ),
     Rule(
         cause="gpus-flag-needs-runtime",
