@@ -318,7 +318,11 @@ def works(snapshot: Snapshot) -> bool:
     states = snapshot.view(smi_states)
     if states:
         return any(state == "works" for state, _ in states)
-    return bool(snapshot.view(container_successes)) or snapshot.match(_GPUS_LISTED_BY_TOOLKIT) is not None
+    return bool(snapshot.view(container_successes)) or snapshot.view(_has_toolkit_listed_gpus)
+
+
+def _has_toolkit_listed_gpus(snapshot: Snapshot) -> bool:
+    return snapshot.contains(_GPUS_LISTED_BY_TOOLKIT)
 
 
 # libnvidia-container queries the devices before it selects, checks and mounts them (configure_command in configure.c).
