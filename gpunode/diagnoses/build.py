@@ -50,7 +50,7 @@ _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "i
 _MODULE_BUILD_WORDS: Final = Pattern(
     r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
     r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]|version check failed"
-    r"|development tool|Failed CC version check"
+    r"|development tool|libc header|Failed CC version check"
 )
 _MAKE_LOG_HEADER: Final = Pattern(r"(?m)^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)")
 _DKMS_MODULE_NAME: Final = Pattern(r"(?m)/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d")
@@ -179,21 +179,22 @@ _KERNEL_HEADERS_MISSING: Final = unless(
     predicate(lambda snapshot: has_headers(snapshot, build_target_kernel(snapshot)), "the headers are there"),
 )
 _DKMS_TREE_BROKEN: Final = build_log_line(
-    r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
+    r"Could not locate dkms\.conf file|nvidia\S*/\S+ is broken!|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
 # A disk that was full once but has room now blocks no build.
 _NO_SPACE: Final = unless(
-    build_log_line(r"No space left on device"), predicate(system.has_disk_space, "there is room on the disk")
+    build_log_line(r"No space left on device|will not function properly without some free space"),
+    predicate(system.has_disk_space, "there is room on the disk"),
 )
 _NO_TOOL: Final = build_log_line(
     rf"(?:^|[\s:/'\"‘`]){_BUILD_TOOL_NAME}['’]?: {_TOOL_NOT_FOUND}"
     rf"|Unable to find the development tool [`'‘]{_BUILD_TOOL_NAME}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
-    r"|C compiler cannot create executables|no acceptable C compiler found"
+    r"|C compiler cannot create executables|no acceptable C compiler found|have libc header files installed"
 )
 _COMPILER_MISMATCH: Final = build_log_line(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"

@@ -9,10 +9,17 @@ from typing import Final
 from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import drain_node, make_fixed_remedy, reboot_node, restart_unit, run_step
+from gpunode.diagnoses.remedies import (
+    drain_node,
+    make_fixed_remedy,
+    reboot_node,
+    restart_unit,
+    run_step,
+    setup_step,
+)
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
-from gpunode.diagnoses.views import boards, driver, modules, pci, system
+from gpunode.diagnoses.views import boards, driver, faults, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -109,6 +116,23 @@ def _delay_persistenced_start(_: Snapshot) -> Iterable[Fix]:
         Shell("sudo systemctl daemon-reload"),
     )
     yield restart_unit(_PERSISTENCED_UNIT)
+
+
+# The container toolkit waits ten seconds for NVML (setup_client in libnvidia-container's rpc.c). Without a program that
+# keeps the GPUs open, NVML starts all of them first.
+
+_TOOLKIT_TIMED_OUT: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: initialization error: driver (?:rpc )?error: timed out"
+)
+_DRIVER_KEPT_LOADED: Final = message_line(r"^\|\s+\d+\s+\w[^|\n]*\sOn\s+\||^[ \t]*Persistence Mode\s*: Enabled")
+_SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
+
+
+def _keep_driver_loaded(snapshot: Snapshot) -> Iterable[Fix]:
+    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
+    text = "keep the driver loaded between programs"
+    yield setup_step(snapshot, "configure", text, "persistence", fallback_commands=daemon)
+    yield run_step("inspect", "measure how long NVML takes", Shell("time nvidia-smi -L"), when="it times out again")
 
 
 # nvidia_uvm: CUDA needs it, nvidia-smi does not.
@@ -298,6 +322,17 @@ RULES: Final = (
         against=(_DEVICE_NODES_MISSING, _PERSISTENCED_FAILED_OTHERWISE, _PERSISTENCED_ACTIVE),
         look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
         remedy=_delay_persistenced_start,
+    ),
+    _rule(
+        cause="driver-not-kept-loaded",
+        typical=unless(_TOOLKIT_TIMED_OUT, _SERIOUS_FAULT),
+        symptoms=(_TOOLKIT_TIMED_OUT,),
+        against=(_DRIVER_KEPT_LOADED, _PERSISTENCED_ACTIVE),
+        look_at=(
+            Shell("nvidia-smi --query-gpu=persistence_mode --format=csv"),
+            Shell("systemctl is-active nvidia-persistenced"),
+        ),
+        remedy=_keep_driver_loaded,
     ),
     _rule(
         cause="nvidia-uvm-not-loaded",

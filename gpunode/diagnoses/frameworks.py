@@ -47,8 +47,8 @@ _DRIVER_TOO_OLD: Final = any_of(
     message_line(_IMAGE_REQUIREMENT.pattern),
     message_line(_DRIVER_BELOW_IMAGE_MESSAGE.pattern),
     message_line(cuda.DRIVER_TOO_OLD.pattern),
-    # CUDA.jl
-    message_line(r"\byour driver \(which supports up to \d"),
+    # CUDA.jl and FFmpeg
+    message_line(r"\byour driver \(which supports up to \d|Driver does not support the required nvenc API version"),
     unless(_IMAGE_NEEDS_NEWER_DRIVER, message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)),
 )
 _CUDA_RUNTIME_SEEN: Final = custom_sign(

@@ -39,15 +39,19 @@ from gpunode.diagnoses.views.system import find_distro, package_manager
 _GSP_RPC_TIMEOUT: Final = kernel_line(
     r"(?i)Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out"
     r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error"
+    r"|\*{8} GSP Timeout \*{8}|== GSP\S* (?:core )?unresponsive =="
 )
 _GSP_TASK_EXCEPTION: Final = kernel_line(r"(?i)GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat")
 _WPR2_UP: Final = kernel_line(r"(?i)WPR2 (?:is )?already up")
 _GFW_BOOT_FAILED: Final = kernel_line(
-    r"(?i)failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not"
+    r"(?i)failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not|GFW secure boot failed"
+    # The GPU's Foundation Security Processor, since Hopper (kern_fsp_gh100.c, kern_fsp_gb100.c).
+    r"|FSP secure boot partition timed out|FSP fuse error check has failed"
 )
 _FIRMWARE_NOT_FOUND_TEXT: Final = (
     r"(?i)Direct firmware load for nvidia/\S*gsp\S* failed with error -2"
     r"|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|RmFetchGspRmImages: No firmware image found"
+    r"|GSP firmware image version mismatch: got version"
     r"|(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin"
 )
 _NOT_STARTED: Final = kernel_line(

@@ -78,14 +78,17 @@ _CONFIG_SPACE_ALL_ONES: Final = unless(
     message_line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
 )
 _GPU_ASLEEP: Final = message_line(r"(?i)\bD3cold\b|device inaccessible|\bbbswitch\b")
-_GPU_DEVICE_REMOVED: Final = kernel_line(
-    r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
+_POWER_CABLES_MISSING: Final = message_line(
+    r"(?i)does not have the necessary power cables connected|Insufficient External Power"
+    r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
+    r"|connect the PCIe? (?:auxiliary )?power cable"
 )
 # In a guest the hypervisor's settings cause the same error; a GSP that does not answer causes it after minutes.
 _NO_DEVICE_HANDLE: Final = unless(
     message_line(r"(?i)Unable to determine the device handle for GPU"),
     any_line(r"(?i)\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b"),
     symptoms.SMI_HANGS,
+    _POWER_CABLES_MISSING,
 )
 
 
@@ -181,7 +184,10 @@ _power_rule = partial(Rule, layer="gpu", severity="warning", symptoms=(symptoms.
 RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
-        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+        symptoms=(
+            *(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+            symptoms.GPU_NOT_LISTED,
+        ),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing_gpus,
         typical=unless(
@@ -217,7 +223,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
         against=(unless(custom_sign(_port_containment_lines), _PCIE_LINK_WENT_DOWN),),
-        decisive=unless(any_of(_GPU_LOST_MESSAGE, _GPU_DEVICE_REMOVED), _SERIOUS_FAULT),
+        decisive=unless(_GPU_LOST_MESSAGE, _SERIOUS_FAULT),
         typical=unless(any_of(_CONFIG_SPACE_ALL_ONES, _NO_DEVICE_HANDLE), _GPU_ASLEEP, _SERIOUS_FAULT),
         remedy=make_fixed_remedy(
             drain_node(),
@@ -239,11 +245,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
         check=faults.incident_check(54),
         context=message_line(r"Power Brake Slowdown\s*: Active"),
-        decisive=message_line(
-            r"(?i)does not have the necessary power cables connected"
-            r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
-            r"|connect the PCIe? (?:auxiliary )?power cable"
-        ),
+        decisive=_POWER_CABLES_MISSING,
         remedy=look_at_hardware(
             manual_step("hardware", "power the node off and connect every power cable of the GPU"),
             manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),

@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import can_run_setup, install, run_step
+from gpunode.diagnoses.remedies import can_run_setup, drain_node, install, make_fixed_remedy, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
@@ -356,6 +356,13 @@ def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
         yield Proof(what, lost, remedy=(again,), severity="warning")
 
 
+# NVIDIA's installer, in its log and on the terminal; the operator's driver pods have a cause of their own.
+_INSTALLER_STOPPED_BY_DRIVER: Final = message_line(
+    r"An NVIDIA kernel module ['‘`][\w-]+['’] appears to (?:already be|be already) loaded"
+    r"|You appear to be running an X server; please exit X",
+    *("installer-log", "application", "text"),
+)
+
 RULES: Final = (
     Rule(
         cause="driver-not-installed",
@@ -404,7 +411,10 @@ RULES: Final = (
         check=_find_lost_smi,
         decisive=any_of(_LIBCUDA_NOT_ON_NODE, unless(_MODULE_WITHOUT_PROGRAMS, _PERHAPS_ANOTHER_ROOT)),
         typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY, _MODULE_WITHOUT_PROGRAMS),
-        symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),
+        symptoms=(
+            *(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),
+            symptoms.DRIVER_LIBRARIES_NOT_FOUND,
+        ),
         against=(
             *(symptoms.IN_CONTAINER, _DRIVER_PROVIDED_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU_ON_LISTED_BUS),
             predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
@@ -413,5 +423,21 @@ RULES: Final = (
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
         remedy=_complete_driver,
         explains=LIBRARY_MISMATCH,
+    ),
+    Rule(
+        cause="installer-stopped-by-running-driver",
+        layer="driver",
+        disruption="restart-service",
+        decisive=_INSTALLER_STOPPED_BY_DRIVER,
+        look_at=(Shell("sudo fuser -v /dev/nvidia*"), Shell("tail -n 20 /var/log/nvidia-installer.log")),
+        against=(message_line(r"Installation of the [^\n]{0,80}is now complete"),),
+        remedy=make_fixed_remedy(
+            drain_node(
+                "stop what uses the GPU: the desktop (sudo systemctl isolate multi-user.target), jobs, containers, "
+                "nvidia-persistenced"
+            ),
+            run_step("load", "unload the driver", remedies.UNLOAD_MODULES_COMMAND),
+            manual_step("install", "then run the installer again"),
+        ),
     ),
 )

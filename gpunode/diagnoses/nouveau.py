@@ -53,7 +53,10 @@ def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
 
 
 _NOUVEAU_MODESET_OFF: Final = any_line(r"nouveau\.modeset=0")
+# NVIDIA's installer, while nouveau owns the GPU.
+_BLACKLISTED_IN_VAIN: Final = message_line(r"configuration files to disable Nouveau are already present")
 _NOUVEAU_BOUND: Final = any_of(
+    _BLACKLISTED_IN_VAIN,
     custom_sign(
         lambda snapshot: (
             gpu.citation
@@ -78,6 +81,7 @@ _NOUVEAU_BOUND: Final = any_of(
     ),
 )  # fmt: skip
 _BLACKLIST: Final = any_of(
+    _BLACKLISTED_IN_VAIN,
     file_line("*modprobe.d/*", r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)"
               r"|alias\s+nouveau\s+off)\b"),
     message_line(r"(?:modprobe\.d/[\w.-]+:\s*|^[ \t]*)blacklist\s+nouveau\b", "listing", "text", "file"),

@@ -40,14 +40,16 @@ _PLUGIN_STRATEGY_REJECTED: Final = message_line(
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 # If one node's plugin registered, the failure of another's may only mean that its node has no GPUs.
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
-_STRATEGY_STILL_REJECTED: Final = unless(_PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
+_STRATEGY_STILL_REJECTED: Final = unless(
+    _PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS
+)
 _PLUGIN_WITHOUT_NVML: Final = unless(
     any_of(
         *(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
         # DCGM's exporter
         all_of(message_line(r"Failed to initialize NVML"), message_line(r"DCGM initialization error")),
     ),
-    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
+    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS),
 )
 
 # The runtime of the plugin's pod; the plugin's own pod takes precedence over other pods.
@@ -144,6 +146,10 @@ _LET_PLUGIN_FIND_LIBRARY: Final = make_fixed_remedy(
     ),
     restart_plugin(),
 )
+
+
+# Every watcher of files takes one of the user's inotify instances, 128 by default, and many pods run as root.
+_NO_INOTIFY_INSTANCE: Final = message_line(r"failed to create FS watcher\b[^\n]*: too many open files")
 
 
 # Health.
@@ -284,7 +290,7 @@ RULES: Final = (
         ),
         symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_GPUS_OFFERED, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
         context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH),
-        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS),
+        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
         remedy=_LET_PLUGIN_FIND_LIBRARY,
@@ -327,7 +333,7 @@ RULES: Final = (
         ),
         against=(
             _NO_DRIVER,
-            symptoms.NO_GPU_ON_BUS,
+            *(symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
             unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.DRIVER_MISSING_IN_CONTAINER),
         ),
         look_at=(
@@ -345,6 +351,23 @@ RULES: Final = (
                 "gpu-labels-without-capacity",
             }
         ),
+    ),
+    _rule(
+        cause="inotify-instances-used-up",
+        decisive=_NO_INOTIFY_INSTANCE,
+        symptoms=(_NO_INOTIFY_INSTANCE, symptoms.PLUGIN_FAILS),
+        look_at=(Shell("sysctl fs.inotify.max_user_instances"),),
+        share=0.3,
+        remedy=make_fixed_remedy(
+            run_step(
+                "configure",
+                "allow more inotify instances",
+                Shell("echo fs.inotify.max_user_instances=8192 | sudo tee /etc/sysctl.d/90-inotify.conf"),
+                Shell("sudo sysctl --system"),
+            ),
+            restart_plugin(),
+        ),
+        explains=frozenset({"gpu-labels-without-capacity"}),
     ),
     _rule(
         cause="device-plugin-marked-unhealthy",
@@ -404,7 +427,7 @@ RULES: Final = (
             unless(_FEWER_DEVICES, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _POD_HAS_INIT_CONTAINERS),
             all_of(_STALE_ALLOCATION, custom_sign(_unassigned_gpus)),
         ),
-        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
+        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING, symptoms.GPU_NOT_LISTED),
         context=_STALE_ALLOCATION,
         against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),

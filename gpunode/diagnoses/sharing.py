@@ -134,7 +134,9 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
 # Memory held by another process.
 
 _MEMORY_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
-_TOTAL_MEMORY: Final = Pattern(rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity")
+_TOTAL_MEMORY: Final = Pattern(
+    rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity|/{_MEMORY_SIZE}\) on startup"
+)
 _FREE_MEMORY: Final = Pattern(rf"{_MEMORY_SIZE} (?:is )?free")
 _MEMORY_OF_PROCESS: Final = Pattern(
     rf"this process has {_MEMORY_SIZE}|{_MEMORY_SIZE} already allocated|{_MEMORY_SIZE} (?:reserved in total|cached)"
@@ -144,6 +146,8 @@ _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 _GPU_OUT_OF_MEMORY: Final = message_line(
     r"CUDA out[ -]of[ -]memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|显存[^\n]{0,6}没有释放"
+    # vLLM, before it has allocated anything.
+    r"|Free memory on device [^\n]{0,40}on startup is less than desired"
     r"|cuda_driver\.cc:\d+\] failed to allocate|cuMemoryAllocate failed res=2|Error in C alloc \([^\n]*out of memory"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
@@ -350,6 +354,10 @@ _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
 )
 
+_PLUGIN_WITHOUT_MPS: Final = message_line(r"using MPS requires --mps-root|error (?:waiting for|checking) MPS daemon")
+_NO_MPS_SERVER: Final = message_line(
+    r"MPS client failed to connect|the MPS server is not ready|CUDA_ERROR_MPS_(?:CONNECTION|SERVER)"
+)
 _SHOW_MPS_DAEMONS: Final = Shell("kubectl get pods -A | grep mps-control")
 _SHOW_MPS_LABELS: Final = Shell("kubectl get nodes -L nvidia.com/mps.capable")
 _rule = partial(Rule, layer="gpu")
@@ -369,7 +377,8 @@ RULES: Final = (
         cause="mps-control-daemon-missing",
         layer="kubernetes",
         disruption="restart-container",
-        decisive=message_line(r"using MPS requires --mps-root|error (?:waiting for|checking) MPS daemon"),
+        decisive=_PLUGIN_WITHOUT_MPS,
+        symptoms=(_PLUGIN_WITHOUT_MPS, _NO_MPS_SERVER),
         # It retries, and registers once the daemon is up.
         against=(message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text"), _SHARED_LABEL),
         look_at=(_SHOW_MPS_DAEMONS, _SHOW_MPS_LABELS),

@@ -56,13 +56,19 @@ def _refusal_sign(pattern: str) -> Sign:
 _LEGACY_GPU_IGNORED: Final = _refusal_sign(
     r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
-    r"|NVRM:[^\n]{0,99}\d{3}\.\S+ NVIDIA driver will ignore"
+    r"|NVRM:[^\n]{0,99}\d{3}\.\S+ NVIDIA driver will ignore|NVRM: ignoring the legacy GPU [0-9a-f]"
+    # NVIDIA's installer
+    r"|NVIDIA GPUs are supported through NVIDIA legacy"
 )
 _GPU_WITHOUT_GSP_REFUSED: Final = _refusal_sign(
     r"nvidia\.ko because it does not include the required GPU|does not include the required GPU System Processor"
+    r"|'MIT/GPL' kernel modules are incompatible"
 )
 _ONLY_DATA_CENTER_GPUS: Final = _refusal_sign(r"Open nvidia\.ko is only ready for use on Data Center GPUs")
-_NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
+_NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(
+    r"requires use of the NVIDIA open kernel modules"
+    r"|'NVIDIA Proprietary' kernel modules are incompatible"
+)
 _GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
     # Debian's nvidia-detect

@@ -97,7 +97,7 @@ DRIVER_NOT_LOADED: Final = unless(
     DRIVER_FROM_PLATFORM,
 )
 _NO_DRIVER_MESSAGE: Final = message_line(
-    r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?(?:loaded|found)|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system|kernel driver does not appear to be running"
@@ -143,17 +143,23 @@ NO_NVML_LIBRARY: Final = message_line(
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
-NVML_UNKNOWN: Final = message_line(r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN")
+NVML_UNKNOWN: Final = message_line(
+    r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML[^\n]{0,20}\bERROR_UNKNOWN\b|NVML_ERROR_UNKNOWN"
+    # PyTorch's, which do not tell the reason.
+    r"|Can't initialize NVML|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
+)
 GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
-    r"|GPU has become inaccessible"
+    r"|bad register read: [^\n]{0,40}regvalue: 0xffffffff"
+    # The last: removed while in use, by its bus or by somebody who unbinds it.
+    r"|GPU has become inaccessible|remove (?:minor )?device [^\n]{0,20} with non-zero usage count"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
 )
 SMI_HANGS: Final = any_of(
     custom_sign(driver.unanswered_queries),
     message_line(
         r"(?i)nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
-        r"|^real\s+[1-9]\d*m"
+        r"|^real\s+[1-9]\d*m|task nvidia-\w+:\d+ blocked for more than|stuck for \d+s! \[nvidia-"
     ),
 )
 GPU_RESET_REFUSED: Final = message_line(
@@ -301,7 +307,7 @@ PCIE_BUS_ERRORS: Final = message_line(
 )
 REGION_NOT_ASSIGNED: Final = message_line(
     r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
-    r"|I/O regions? [^\n]{0,30}invalid"
+    r"|I/O regions? [^\n]{0,30}invalid|Failed to re-allocate BAR1|No address space to allocate resized BAR1"
     r"|^\s+(?:Region \d: )?Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
 )
 
@@ -330,6 +336,24 @@ HOOK_FAILED: Final = message_line(
     r"|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
+# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c);
+# then those that are about the GPUs alone.
+TOOLKIT_FOUND_DRIVER: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: (?:container|detection|device|requirement|mount|ldcache) error"
+)
+TOOLKIT_REJECTS_GPU: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: (?:(?:device|requirement) error|detection error: nvml)"
+)
+# A container was started for a GPU that NVML does not list.
+GPU_NOT_LISTED: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: device error: (?:GPU-\S+|MIG-\S+|\d+): unknown device"
+    r"|invalid allocation request for [^\n]{0,60}unknown device: (?:GPU|MIG)-"
+)
+# nvidia-ctk and the runtime, while they write a CDI specification; CUDA, for libnvidia-ptxjitcompiler.
+DRIVER_LIBRARIES_NOT_FOUND: Final = message_line(
+    r"failed to (?:get libraries for driver version|locate libcuda\.so\.\d)|PTX JIT compiler library not found"
+    r"|CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
+)
 CDI_UNRESOLVED: Final = message_line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
     r"|no such (?:CDI )?device|CDI (?:device|spec|kind)[^\n]{0,60}(?:not found|invalid|fail)"
@@ -351,7 +375,8 @@ RUNTIME_DAEMON_DOWN: Final = message_line(
     r"|Job for docker\.service failed"
 )
 ACCESS_DENIED: Final = message_line(
-    r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
+    r"[Pp]ermission denied|[Oo]peration not permitted|(?:[Ii]n|not have )sufficient [Pp]ermissions|avc: +denied"
+    r"|NOT_PERMITTED"
 )
 
 # A setting for rootless engines: the toolkit then does not let a container open the GPU's device files.
@@ -377,17 +402,25 @@ NO_GPUS_OFFERED: Final = any_of(
         r"|could not detect NVIDIA"
     ),
 )
-PLUGIN_FAILS: Final = message_line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
-    r"|Failed to initialize NVML: (?:could not|ERROR_)"
-    r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
-    r"|DCGM initialization error|^[ \t]*(?:Error: )?Failed to initialize NVML$"
-    r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
+# NVML's library was found in the container, and NVML itself fails (the names of its errors in go-nvml).
+NVML_ITSELF_FAILS: Final = message_line(
+    r"Failed to initialize NVML: ERROR_(?!LIBRARY_NOT_FOUND)\w", "kubernetes-log", "text"
+)
+PLUGIN_FAILS: Final = unless(
+    message_line(
+        r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+        r"|Failed to initialize NVML: (?:could not|ERROR_)"
+        r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
+        r"|DCGM initialization error|^[ \t]*(?:Error: )?Failed to initialize NVML$"
+        r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
+    ),
+    NVML_ITSELF_FAILS,
 )
 OPERATOR_PODS_NOT_READY: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
     r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d(?!\d*\s+Completed))"
-    r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
+    r"|driver-validation|toolkit-validation|chroot: failed to run command ['‘]nvidia-smi"
+    r"|ImagePullBackOff|ErrImagePull|manifest unknown"
 )
 
 # State of links and the fabric.
@@ -399,5 +432,7 @@ NVLINKS_DOWN: Final = message_line(
 FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
-    r"|^[ \t]*State\s+: In Progress"
+    r"|^[ \t]*State\s+: In Progress|NV_ERR_NVLINK_FABRIC_NOT_READY"
+    # Multicast through the switches, set up by the fabric manager.
+    r"|transport/nvls\.cc[^\n]{0,60}Cuda failure 401"
 )

@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Command, Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import install, manual_step, restart_unit, run_step, setup_step
+from gpunode.diagnoses.remedies import install, make_fixed_remedy, manual_step, restart_unit, run_step, setup_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -37,7 +37,7 @@ _TOOLKIT_SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (line for line in snapshot.view(toolkit.absence_lines) if "nvidia-c" in line.source)
 )
 _TOOLKIT_PROGRAM_MISSING: Final = message_line(
-    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
+    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-(?:container-(?:runtime|toolkit|cli)|cdi-hook|ctk)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
 # apt, dnf, yum and zypper: no repository of this node has the package.
@@ -147,6 +147,7 @@ _TOOLKIT_FAILS: Final = message_line(
 )
 _DRIVER_ROOT_SYMPTOMS: Final = (
     *(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+    symptoms.DRIVER_LIBRARIES_NOT_FOUND,
 )
 _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
     lambda node: (
@@ -211,11 +212,34 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
+# libnvidia-container reads the container's device filter back from the kernel, which hides hardened programs: it gets
+# zeros, and adds its own instructions to these (bottlerocket's issue 2504).
+
+_FILTER_HIDDEN: Final = message_line(r"load program: invalid argument: last insn is not an exit or jmp")
+
+
+# The hook that docker's --gpus adds refuses to run in every mode but legacy (nvidia-container-runtime-hook's main.go).
+
+_HOOK_NEEDS_RUNTIME: Final = message_line(r"invoking the NVIDIA Container Runtime Hook directly")
+_MODE_IS_SET: Final = message_line(r"Using requested mode ['\"]?\w|^[ \t]*mode\s*=\s*['\"](?!auto|legacy)\w")
+
+
+def _request_runtime(snapshot: Snapshot) -> Iterable[Fix]:
+    text = "start the container with --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all in place of --gpus"
+    yield manual_step("application", f"{text}; in a compose file, with runtime: nvidia")
+    register = Shell("sudo gpunode ctk runtime configure --runtime=docker --restart")
+    yield run_step("configure", "register that runtime", register, when="docker has no runtime called nvidia")
+    if snapshot.view(_MODE_IS_SET):
+        auto = command("sudo", "gpunode", "ctk", "config", "--in-place", "--set", "nvidia-container-runtime.mode=auto")
+        yield run_step("configure", "or let the toolkit choose its mode", auto, when="the machine is no Jetson")
+
+
 # Commands from old articles. If APT could not read its archives, it knows no packages of theirs, old or new.
 
 _OLD_PACKAGE_OR_REPOSITORY: Final = unless(
     message_line(
         r"(?i)# ?Unsupported distribution!"
+        r"|nvidia\.github\.io/[\w/-]+/(?:ubuntu|debian|linuxmint|pop)[\d._]+/[^\n]{0,30}does not have a Release file"
         r"|Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list \S*(?:nvidia-|libnvidia)"
         r"|(?:Unable to locate package|No match for argument:|No package|Package) ['‘\"]?"
         r"(?:nvidia-docker2?|nvidia-container-runtime)\b(?! is already)"
@@ -326,7 +350,7 @@ RULES: Final = (
             ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2),),
+        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2), symptoms.TOOLKIT_REJECTS_GPU),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         remedy=_upgrade_toolkit,
@@ -350,7 +374,7 @@ RULES: Final = (
         ),
         symptoms=_DRIVER_ROOT_SYMPTOMS,
         context=_EMPTY_DRIVER_ROOT,
-        against=(_DRIVER_CONTAINER_ROOT_FILLED,),
+        against=(_DRIVER_CONTAINER_ROOT_FILLED, symptoms.TOOLKIT_REJECTS_GPU),
         may_be_normal=True,
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
         remedy=_reset_driver_root,
@@ -365,6 +389,7 @@ RULES: Final = (
             _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
+        against=(symptoms.TOOLKIT_REJECTS_GPU,),
         may_be_normal=True,
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         remedy=_set_ldconfig,
@@ -378,13 +403,43 @@ RULES: Final = (
         typical=_HELPER_WITHOUT_MEMORY,
         symptoms=(_HELPER_REFUSED_MEMORY, _HELPER_WITHOUT_MEMORY, _HELPER_CRASHED),
         context=_OPEN_FILES_UNLIMITED,
-        against=(_OPEN_FILES_LIMITED,),
+        against=(_OPEN_FILES_LIMITED, symptoms.TOOLKIT_FOUND_DRIVER),
         look_at=(
             Shell("systemctl show -p LimitNOFILE containerd docker"),
             Shell("sudo dmesg | grep __vm_enough_memory"),
         ),
         remedy=_limit_open_files,
         explains=NO_RUNTIME | {"toolkit-wrong-driver-root"},
+    ),
+    Rule(
+        cause="bpf-hardening-hides-filter",
+        layer="toolkit",
+        share=0.3,
+        decisive=_FILTER_HIDDEN,
+        look_at=(Shell("sysctl net.core.bpf_jit_harden"),),
+        remedy=make_fixed_remedy(
+            manual_step(
+                "application",
+                "start the container by CDI: --device nvidia.com/gpu=all in place of --gpus; the runtime then writes "
+                "the filter itself",
+            ),
+            run_step(
+                "configure",
+                "or harden only the BPF programs of ordinary users, which weakens the kernel's protection",
+                Shell("echo net.core.bpf_jit_harden=1 | sudo tee /etc/sysctl.d/90-bpf-jit-harden.conf"),
+                Shell("sudo sysctl --system"),
+                when="CDI cannot be used",
+            ),
+        ),
+        explains=NO_RUNTIME | {"docker-rootless-config", "toolkit-wrong-driver-root", "toolkit-too-old-cgroupv2"},
+    ),
+    Rule(
+        cause="gpus-flag-needs-runtime",
+        layer="toolkit",
+        decisive=_HOOK_NEEDS_RUNTIME,
+        look_at=(Shell("docker info | grep -i runtimes"),),
+        remedy=_request_runtime,
+        explains=NO_RUNTIME,
     ),
     Rule(
         cause="old-command-form",

@@ -514,7 +514,11 @@ def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
 _EXPLAINED_BY_MISMATCH: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
-_rule = partial(Rule, disruption="reboot", symptoms=(symptoms.DRIVER_MISMATCH, symptoms.HOOK_FAILED))
+_rule = partial(
+    Rule,
+    disruption="reboot",
+    symptoms=(symptoms.DRIVER_MISMATCH, unless(symptoms.HOOK_FAILED, symptoms.TOOLKIT_FOUND_DRIVER)),
+)
 
 RULES: Final = (
     _rule(
