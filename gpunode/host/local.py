@@ -205,7 +205,7 @@ class LocalHost:
         written = (change.path for change in FileChange.of_kind(changes) if not change.is_generated)
         for path in dict.fromkeys(written):
             with suppress(OSError):
-                if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
+                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
                     notices.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
         return tuple(notices)
 
