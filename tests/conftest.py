@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 
 from gpunode.host import process
+from tests.fakes.skipped_time import SkippedTime
 from tests.screen import Screen
 
 # `make test` tries the same examples in each run; `make test-long` tries twenty times as many new ones and prints the
@@ -129,6 +130,12 @@ def _is_own(path: Path) -> bool:
 
 _guard = _Guard()
 sys.addaudithook(_guard.audit)
+
+
+@pytest.fixture
+def skipped_time(monkeypatch: pytest.MonkeyPatch) -> SkippedTime:
+    """Let no time pass while gpunode waits."""
+    return SkippedTime(monkeypatch)
 
 
 @pytest.fixture

@@ -168,19 +168,11 @@ class _AptPaths:
 class Apt:
     """The package manager of a Debian or Ubuntu system, this one or the one under the runner's root."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        on_progress: OnProgress,
-        lock_timeout_s: float,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, runner: Runner, on_progress: OnProgress, lock_timeout_s: float) -> None:
         self._runner = runner
         self._root = runner.root
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
-        self._sleep = sleep
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
         """Simulate one transaction of ``changes`` without any lock; return None without apt."""
@@ -387,7 +379,7 @@ class Apt:
             self._wait_until_free(self._paths.install_locks, deadline)
 
     def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
-        wait_until_free(locks, deadline, self._on_progress, root=self._root, sleep=self._sleep)
+        wait_until_free(locks, deadline, self._on_progress, root=self._root)
 
     def _require_planned_transaction(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
@@ -436,14 +428,14 @@ class Apt:
                 return
             kind = classify_failure(finished.text, finished.error)
             if kind == "lock" and time.monotonic() < deadline:
-                self._sleep(1.0)
+                time.sleep(1.0)
                 continue
             if not on_failure(kind, finished):
                 pause = next(pauses, None) if kind in _TRANSIENT_FAILURE_KINDS and not finished.timed_out else None
                 if pause is None:
                     raise self._error(action, kind, finished, locks)
                 again = f"{pause:.0f} s, then trying again to {redact(action)}: {FAILURE_TEXTS[kind]}"
-                wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
+                wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress)  # type: ignore[misc]
             deadline = time.monotonic() + self._lock_timeout_s
 
     def _error(

@@ -28,7 +28,7 @@ def prepare_root(runner: Runner) -> Iterator[None]:
         UsageError: if not root, or there is no system.
         ChangeFailed: if a placeholder cannot be made; none stays.
     """
-    if runner.root == "/" or runner.places != RootMountPoints():
+    if not runner.is_image or runner.places != RootMountPoints():
         yield
         return
     _refuse_without_system(runner.root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpunode.errors import Busy
@@ -22,15 +22,7 @@ _QUERY_TIMEOUT_S = 20.0
 _POLL_S = 1.0  # each poll scans /proc and runs systemctl
 
 
-def wait_until_done(
-    runner: Runner,
-    limit_s: float,
-    on_progress: OnProgress,
-    *,
-    root: Path = Path("/"),
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_until_done(runner: Runner, limit_s: float, on_progress: OnProgress, *, root: Path = Path("/")) -> None:
     """Wait until cloud-init has finished this boot; return at once if it is absent or started this process.
 
     Raises:
@@ -52,9 +44,7 @@ def wait_until_done(
         shown = _show_units(runner, *_LATE_UNITS)  # a stage that systemd has yet to start
         return next((LockHolder(unit, 0, "") for unit in _LATE_UNITS if find_properties(shown, unit).get("Job")), None)
 
-    wait_while(
-        who, _describe_stage, _busy_error, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep
-    )
+    wait_while(who, _describe_stage, _busy_error, time.monotonic() + limit_s, on_progress, poll_s=_POLL_S)
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -96,7 +96,7 @@ class LocalHost:
 
         No program of a mounted root is run for it.
         """
-        if probe.argv and self.root != "/":
+        if probe.argv and self.runner.is_image:
             return Capture(probe.source, "absent", error=f"gpunode does not run programs of {self.root} to inspect it")
         if probe.argv:
             done = self.runner.run(
@@ -115,7 +115,7 @@ class LocalHost:
         Raises:
             Busy: if one is still busy at the timeout.
         """
-        if self.root == "/":
+        if not self.runner.is_image:
             from gpunode.host.cloud_init import wait_until_done
 
             wait_until_done(self.runner, self._lock_timeout_s, self._on_progress)
@@ -138,7 +138,7 @@ class LocalHost:
         for path in paths:
             files.remove_leftover_temporary_files(path, root=self.root)
         package_manager.remove_temporary_folders(self.root)
-        if self.root != "/":
+        if self.runner.is_image:
             chroot.remove_mount_points(self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
@@ -146,7 +146,7 @@ class LocalHost:
 
         Without consent to run programs of a mounted root, use this machine's package manager with that root's state.
         """
-        if self.root != "/" and self.runner.consent is None:
+        if self.runner.is_image and self.runner.consent is None:
             from gpunode.host.package_manager import simulate_in_root
 
             return simulate_in_root(self.root, changes)
@@ -160,7 +160,7 @@ class LocalHost:
         """Return the running GPU processes and containers; none in an image."""
         from gpunode.host import workloads
 
-        return workloads.find_disturbable_workloads() if self.root == "/" else Workloads()
+        return Workloads() if self.runner.is_image else workloads.find_disturbable_workloads()
 
     def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
         """Check the candidates with the runtime's own parser; see ``runtime.check_candidate_files``."""
@@ -205,7 +205,7 @@ class LocalHost:
         written = (change.path for change in FileChange.of_kind(changes) if not change.is_generated)
         for path in dict.fromkeys(written):
             with suppress(OSError):
-                if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
+                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
                     notices.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
         return tuple(notices)
 
@@ -297,7 +297,7 @@ class LocalHost:
         mig_layout.apply_mig_change(self.runner, change)
 
     def _refuse_in_image(self, what: str, why: str) -> None:
-        if self.root != "/":
+        if self.runner.is_image:
             raise Refused(f"{what} in {self.root}", why=why, hint="boot the image, then run `gpunode setup` on it")
 
     def _apply_command(self, change: CommandChange) -> None:
@@ -355,7 +355,7 @@ class LocalHost:
         # Concurrent rebuilds delete each other's drafts; a kernel installation or a killed run's child may be at it.
         self.wait_for_package_managers()
         argv = SYSTEMS[0].rebuild_initramfs_command("all")
-        if self.root == "/":
+        if not self.runner.is_image:
             wait_until_script_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._prepared_root():
             done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, survives_gpunode=True)

@@ -129,17 +129,15 @@ def wait_until_free(
     on_progress: OnProgress,
     *,
     root: str = "/",
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until none of ``paths`` inside ``root`` is locked.
 
     Raises:
-        Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
+        Busy: if a lock is still held at ``deadline``, on the monotonic clock; the message names the holder.
     """
     get_holder = partial(find_first_holder, paths, root=root)
     describe: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
-    wait_while(get_holder, describe, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    wait_while(get_holder, describe, busy_error, deadline, on_progress)
 
 
 def wait_while(
@@ -150,26 +148,19 @@ def wait_while(
     on_progress: OnProgress,
     *,
     poll_s: float = _POLL_INTERVAL_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until ``get_holder`` returns None.
 
-    ``error`` makes the error raised at ``deadline`` (on ``clock``) from the holder and the seconds waited.
+    ``error`` makes the error raised at ``deadline``, on the monotonic clock, from the holder and the seconds waited.
     """
-    started = clock()
+    started = time.monotonic()
     while holder := get_holder():
-        now = clock()
+        now = time.monotonic()
         if now >= deadline:
             raise error(holder, now - started)
         detail = f"up to {deadline - started:.0f} s: {describe(holder)}"
         on_progress(Progress("wait", 100 * (now - started) / (deadline - started), detail))
-        sleep(min(poll_s, deadline - now))
-
-
-def find_script_process(script: str, *, proc: Path = Path("/proc")) -> LockHolder | None:
-    """Return the process that runs ``script``, directly or through its interpreter; None if none does."""
-    return next((make_holder(script, pid, proc=proc) for pid in script_pids(script, proc=proc)), None)
+        time.sleep(min(poll_s, deadline - now))
 
 
 def script_pids(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
@@ -181,32 +172,25 @@ def script_pids(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
 
 
 def wait_until_script_ended(
-    script: str,
-    limit_s: float,
-    on_progress: OnProgress,
-    *,
-    proc: Path = Path("/proc"),
-    sleep: Callable[[float], None] = time.sleep,
+    script: str, limit_s: float, on_progress: OnProgress, *, proc: Path = Path("/proc")
 ) -> None:
     """Wait up to ``limit_s`` seconds until no process runs ``script``, which has no lock."""
 
     def describe() -> str:
-        found = find_script_process(script, proc=proc)
-        return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
+        pid = next(script_pids(script, proc=proc), 0)
+        return f"up to {limit_s:.0f} s: {make_holder(script, pid, proc=proc)} is already running" if pid else ""
 
-    wait_until_reason_is_gone(limit_s, describe, on_progress, sleep=sleep)
+    wait_until_reason_is_gone(limit_s, describe, on_progress)
 
 
-def wait_until_reason_is_gone(
-    seconds: float, describe: Callable[[], str], on_progress: OnProgress, *, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def wait_until_reason_is_gone(seconds: float, describe: Callable[[], str], on_progress: OnProgress) -> None:
     """Wait until ``describe`` returns an empty reason, or ``seconds`` have passed."""
     rounds = math.ceil(seconds / _POLL_INTERVAL_S)
     for number in range(rounds):
         if not (reason := describe()):
             return
         on_progress(Progress("wait", 100 * number / rounds, reason))
-        sleep(seconds / rounds)
+        time.sleep(seconds / rounds)
 
 
 def busy_error(holder: LockHolder, waited_s: float) -> Busy:

@@ -263,18 +263,13 @@ def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
         yield place.folder
 
 
-def resolve_path(path: str, *, root: str = "/", pretend: bool = False) -> str:
-    """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it.
-
-    With ``pretend``, folders may be missing.
+def resolve_path(path: str, *, root: str = "/") -> str:
+    """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it; folders may be missing.
 
     Raises:
-        OSError: if a folder is missing, or links form a loop.
+        OSError: if links form a loop.
     """
-    if pretend:
-        return _look_up(path, root).path
-    with open_path(path, root) as place:
-        return place.path
+    return _look_up(path, root).path
 
 
 def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:

@@ -232,12 +232,13 @@ class Runner:
     """Runner of commands on this system, or isolated in a mounted root.
 
     Attributes:
+        is_image: whether it is a mounted root.
         consent: called before a program of a mounted root is run; raises if the user declines. Without it none is run,
             and each counts as missing.
     """
 
     def __init__(self, root: str = "/", log: CommandLog | None = None, consent: Consent | None = None) -> None:
-        self.root = root
+        self.root, self.is_image = root, root != "/"
         self.log = log
         self.consent = consent
         self.places = RootMountPoints()
@@ -272,14 +273,14 @@ class Runner:
             only_reads: after its timeout it gets half a second to end instead of five, and it is ended once it has
                 printed more than ``limit_bytes``.
         """
-        if self.root != "/" and self.consent is None:
+        if self.is_image and self.consent is None:
             return FinishedCommand(tuple(argv), 127, b"", f"programs of {self.root} are not run".encode(), 0.0, False)
-        if self.root != "/" and self.consent is not None:
+        if self.is_image and self.consent is not None:
             self.consent()  # raises if the user declines
         with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=survives_gpunode) as fd:
             started, timed_out = time.monotonic(), False
             words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-            whole = words if self.root == "/" else self._isolate(words)
+            whole = self._isolate(words) if self.is_image else words
             spawn = only_reads and status is None
             environment = _make_environment(env)
             child = _start_process(
@@ -299,7 +300,7 @@ class Runner:
             finished = FinishedCommand(words, code, bytes(out.kept), stderr, took, timed_out, dropped)
         if self.log is not None:
             self.log.append(finished)
-        if self.root != "/":
+        if self.is_image:
             self._refuse_unisolated(finished)
         return finished
 

@@ -209,7 +209,7 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
     from gpunode.runtimes import crio
 
     place = Path(tempfile.gettempdir())
-    if runner.root != "/":
+    if runner.is_image:
         # Use the folder of gpunode's lock: an image's /tmp may be missing, another user's, or a link out of it.
         place = Path(runner.root + files.make_parents("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:

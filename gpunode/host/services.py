@@ -49,7 +49,7 @@ class Services:
     @property
     def is_systemd_running(self) -> bool:
         """True if systemd runs here, unlike in an image, a chroot and most containers."""
-        return self._runner.root == "/" and _SYSTEMD_RUN_FOLDER.is_dir()
+        return not self._runner.is_image and _SYSTEMD_RUN_FOLDER.is_dir()
 
     def apply(self, change: ServiceChange) -> None:
         """Set the unit to ``change.after``; without a running systemd, from the next boot on.
@@ -184,7 +184,7 @@ class Services:
 
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
         """Write the CDI specification with the toolkit's unit or, if that does not run, with nvidia-ctk."""
-        if self._runner.root != "/":
+        if self._runner.is_image:
             return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
         path = _read_cdi_output_path()

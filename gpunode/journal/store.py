@@ -90,13 +90,11 @@ class Store:
         self,
         verb: Verb,
         *,
-        version: str = __version__,
         recipe: str = "",
         recipe_sha256: str = "",
         argv: Sequence[str] | None = None,
         undoes: str = "",
         with_packages: bool = False,
-        user: str | None = None,
     ) -> Run:
         """Begin a new run on disk. Call it under ``lock``.
 
@@ -111,8 +109,8 @@ class Store:
             number = max(map(_run_number, self.ids()), default=0) + 1
             run = f"{number:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
             words = tuple(sys.argv[1:] if argv is None else argv)
-            who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
-            begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
+            who = (invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
+            begin = Begin(run, now, verb, __version__, recipe, recipe_sha256, self._boot_id(), *who)
             return Run(begin, self._record_folder, self._announce, self._clock)
 
     def _boot_id(self) -> str:

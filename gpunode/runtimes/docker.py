@@ -168,11 +168,11 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
             hint=f"correct {path}; `{command('dockerd', '--validate', '--config-file', path)}` checks it "
             "(docker 23 and later)",
         ) from error
-    if not isinstance(document, jsontext.Object):
+    if not isinstance(document, dict):
         raise _misshapen_key_error(path, "the file", text, 0, len(text))
     for key in ("runtimes", "features"):
         if not isinstance(document.get(key), dict | None):
-            member = document.members[key]
+            member = jsontext.locate_member(text, (key,))
             raise _misshapen_key_error(path, key, text, member.value, member.end)
     return document
 

@@ -1,4 +1,4 @@
-"""JSON as text: parsed with the position of every member, and edited so that every byte outside those stays.
+"""JSON as text: parsed by the standard library, and edited so that every byte outside the edited members stays.
 
 Numbers keep their spelling: 9007199254740993 does not become a float on the way.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from gpunode.runtimes.documents import MISSING_VALUE, Path, compare_documents
 from gpunode.values import dataclass
@@ -17,12 +17,15 @@ from gpunode.values import dataclass
 JSON_BLANKS = " \t\r\n"
 # The same depth as for TOML: code that walks objects and lists is recursive.
 _MAX_NESTING = 200
+_TOO_DEEP = f"nested too deeply, more than {_MAX_NESTING} times"
 _BLANKS = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
-_STRING_START = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_UNQUOTED_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
-_JSON_CONSTANTS = {"true": True, "false": False, "null": None}
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_CHECKED_TOKEN = re.compile(
+    rf"(?P<key>{_STRING})[ \t\r\n]*:|{_STRING}|(?P<bracket>[\[\]{{}}])|(?P<constant>-?Infinity|NaN)"
+)
+# An integer of more than 4300 digits would be refused as a Python number.
+_DECODER = json.JSONDecoder(parse_int=str)
+_TRAILING_COMMA = re.compile(r",[ \t\r\n]*[}\]]")
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 
 
@@ -48,142 +51,43 @@ class Number(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemberPosition:
-    """The offsets of a member: of its key, its value, and the end of its value (exclusive)."""
-
-    start: int
-    value: int
-    end: int
-
-
-class Object(dict[str, Any]):
-    """An object with its position and those of its members in the text.
-
-    Attributes:
-        start: the offset of its opening brace; ``end`` is the offset after its closing brace.
-    """
-
-    __slots__ = ("end", "members", "start")
-
-    def __init__(self, start: int) -> None:
-        super().__init__()
-        self.start = self.end = start
-        self.members: dict[str, MemberPosition] = {}
-
-
 def parse(text: str) -> Any:
-    """Parse the value, with objects as ``Object`` and numbers as ``Number``.
+    """Parse the value, with numbers as ``Number``.
 
     Raises:
         MalformedJson: it is not JSON, something follows it, or an object has a key twice.
     """
-    reader = _JsonReader(text)
-    value = reader.read_value(0)
-    if reader.skip_blanks() != len(text):
-        reader.refuse("the end of the file")
+    try:
+        value = json.loads(text, parse_int=Number, parse_float=Number, parse_constant=str)
+    except json.JSONDecodeError as error:
+        # The most frequent mistake; from Python 3.13 on, the error is at the comma.
+        comma = error.pos if text.startswith(",", error.pos) else len(text[: error.pos].rstrip(JSON_BLANKS)) - 1
+        if comma >= 0 and _TRAILING_COMMA.match(text, comma):
+            trailing = "trailing comma before a closing bracket"
+            raise MalformedJson(trailing, *line_and_column(text, comma)) from error
+        raise MalformedJson(error.msg, error.lineno, error.colno) from error
+    except RecursionError as error:
+        raise MalformedJson(_TOO_DEEP, 1, 1) from error
+    _refuse_ambiguity(text)
     return value
 
 
-class _JsonReader:
-    """A cursor over the tokens of the text; ``at`` is the offset after the last one read."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-
-    def skip_blanks(self) -> int:
-        """Return the offset of the next token."""
-        self.at = _end_of_space(self.text, self.at)
-        return self.at
-
-    def accept(self, mark: str) -> bool:
-        """Read ``mark`` if it comes next, and return whether it did."""
-        is_next = self.text.startswith(mark, self.skip_blanks())
-        self.at += is_next
-        return is_next
-
-    def read_value(self, depth: int) -> Any:
-        """Read and return the next value, nested in ``depth`` others."""
-        start = self.skip_blanks()
-        if self.text.startswith('"', start):
-            return self.read_string()
-        if self.accept("{"):
-            return self.read_container(Object(start), "}", depth + 1)
-        if self.accept("["):
-            return self.read_container([], "]", depth + 1)
-        if match := _NUMBER.match(self.text, start):
-            self.at = match.end()
-            return Number(match[0])
-        word = _UNQUOTED_WORD.match(self.text, start)
-        if word is None or word[0] not in _JSON_CONSTANTS:
-            self.refuse("a value")
-        self.at = word.end()
-        return _JSON_CONSTANTS[word[0]]
-
-    def read_container(self, container: Object | list[Any], closing: str, depth: int) -> Any:
-        """Read and return the rest of an object or list whose opening bracket has been read."""
-        if depth > _MAX_NESTING:
-            self.fail(f"nested too deeply, more than {_MAX_NESTING} times")
-        is_closed = self.accept(closing)
-        while not is_closed:
-            if isinstance(container, Object):
-                self.read_member(container, depth)
-            else:
-                container.append(self.read_value(depth))
-            comma = self.skip_blanks()
-            if not self.accept(","):
-                is_closed = self.accept(closing) or self.refuse(f"a comma or {closing}")
-            elif self.text.startswith(("}", "]"), self.skip_blanks()):
-                self.at = comma
-                self.fail("trailing comma before a closing bracket")
-        if isinstance(container, Object):
-            container.end = self.at
-        return container
-
-    def read_member(self, holder: Object, depth: int) -> None:
-        start = self.skip_blanks()
-        if not self.text.startswith('"', start):
-            self.refuse("a key")
-        key = self.read_string()
-        if key in holder:
-            raise DuplicateKey(f"the key {json.dumps(key)} appears twice", *line_and_column(self.text, start))
-        if not self.accept(":"):
-            self.refuse("a colon")
-        value = self.skip_blanks()
-        holder[key] = self.read_value(depth)
-        holder.members[key] = MemberPosition(start, value, self.at)
-
-    def read_string(self) -> str:
-        match = _STRING.match(self.text, self.at)
-        if match is None:
-            begin = self.at
-            stop = _STRING_START.match(self.text, begin)
-            self.at = stop.end() if stop else begin
-            if self.at == len(self.text):
-                self.at = begin
-                self.fail("unterminated string")
-            if self.text[self.at] == "\\":
-                self.fail(f"{self.text[self.at : self.at + 2]!r} is not a valid escape")
-            self.fail(f"the control character {self.text[self.at]!r} in a string")
-        self.at = match.end()
-        text: str = json.loads(match[0])
-        return text
-
-    def refuse(self, expected: str) -> NoReturn:
-        """Raise MalformedJson because something other than what is ``expected`` comes next."""
-        at = self.skip_blanks()
-        if at == len(self.text):
-            self.fail(f"the file ends where {expected} is expected")
-        word = _UNQUOTED_WORD.match(self.text, at)
-        found = word[0] if word else self.text[at]
-        if found.startswith(("//", "/*", "#")):
-            self.fail(f"a comment where {expected} is expected")
-        if expected == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
-            self.fail(f"{found} is not JSON")
-        self.fail(f"{found!r} where {expected} is expected")
-
-    def fail(self, reason: str) -> NoReturn:
-        raise MalformedJson(reason, *line_and_column(self.text, self.at))
+def _refuse_ambiguity(text: str) -> None:
+    """Refuse what Python reads and JSON lacks, or what JSON allows and gpunode does not. Raises MalformedJson."""
+    keys_of_open: list[set[str]] = []
+    for match in _CHECKED_TOKEN.finditer(text):
+        if match["key"]:
+            if (key := json.loads(match["key"])) in keys_of_open[-1]:
+                raise DuplicateKey(f"the key {json.dumps(key)} appears twice", *line_and_column(text, match.start()))
+            keys_of_open[-1].add(key)
+        elif match["bracket"] in {"{", "["}:
+            keys_of_open.append(set())
+            if len(keys_of_open) > _MAX_NESTING:
+                raise MalformedJson(_TOO_DEEP, *line_and_column(text, match.start()))
+        elif match["bracket"]:
+            keys_of_open.pop()
+        elif match["constant"]:
+            raise MalformedJson(f"{match['constant']} is not JSON", *line_and_column(text, match.start()))
 
 
 def _end_of_space(text: str, at: int) -> int:
@@ -197,27 +101,67 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
+@dataclass(frozen=True, slots=True)
+class MemberPosition:
+    """The offsets of a member: of its key, its value, and the end of its value (exclusive)."""
+
+    start: int
+    value: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """The offsets of an object and its members; ``end`` is the one after its closing brace."""
+
+    start: int
+    end: int
+    members: dict[str, MemberPosition]
+
+
+def locate_member(text: str, path: Path) -> MemberPosition:
+    """Return the position of the member at ``path`` of ``text``, an object that has it."""
+    *above, last = path
+    start = _end_of_space(text, 0)
+    for key in above:
+        start = _locate_object(text, start).members[key].value
+    return _locate_object(text, start).members[last]
+
+
+def _locate_object(text: str, start: int) -> _Object:
+    """Locate the object at ``start`` of a text that has been parsed."""
+    members: dict[str, MemberPosition] = {}
+    at = _end_of_space(text, start + 1)
+    while text[at] != "}":
+        key, end_of_key = _DECODER.raw_decode(text, at)
+        value = _end_of_space(text, text.index(":", end_of_key) + 1)
+        end = _DECODER.raw_decode(text, value)[1]
+        members[key] = MemberPosition(at, value, end)
+        at = _end_of_space(text, end)
+        at = _end_of_space(text, at + (text[at] == ","))
+    return _Object(start, at + 1, members)
+
+
 def put_member(text: str, path: Path, value: Any) -> str:
     """Return ``text``, an object, with ``value`` at ``path``, formatted like its neighbours.
 
     Missing parents are created, and a parent that is not an object is replaced by one.
     """
-    root = here = parse(text)
+    root = here = _locate_object(text, _end_of_space(text, 0))
     for depth, key in enumerate(path[:-1], 1):
-        inner = here.get(key)
-        if not isinstance(inner, Object):
+        inner = here.members.get(key)
+        if inner is None or text[inner.value] != "{":
             for outer in reversed(path[depth:]):
                 value = {outer: value}
             return _write_member(text, root, here, key, value)
-        here = inner
+        here = _locate_object(text, inner.value)
     return _write_member(text, root, here, path[-1], value)
 
 
 def drop_member(text: str, path: Path) -> str:
     """Return ``text`` without the member at ``path``, which it has; removing an object's last member leaves ``{}``."""
-    holder = parse(text)
-    for key in path[:-1]:
-        holder = holder[key]
+    start = locate_member(text, path[:-1]).value if path[1:] else _end_of_space(text, 0)
+    holder = _locate_object(text, start)
     keys = list(holder.members)
     index = keys.index(path[-1])
     member = holder.members[path[-1]]
@@ -236,13 +180,13 @@ def edit_json(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     return text
 
 
-def _write_member(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
+def _write_member(text: str, root: _Object, holder: _Object, key: str, value: Any) -> str:
     """Return ``text`` with the member ``key`` of ``holder`` replaced, or appended if it is new."""
     style = _Style.of(text, root)
     if member := holder.members.get(key):
         local = style if _has_break(_space_before(text, member.start)) else replace(style, unit=None)
         return text[: member.value] + local.render(value, _indent(text, member.start)) + text[member.end :]
-    if not holder:
+    if not holder.members:
         indent = _indent(text, holder.start)
         return text[: holder.start] + style.render({key: value}, indent) + text[holder.end :]
     last = list(holder.members.values())[-2:]
@@ -288,7 +232,7 @@ class _Style:
     comma: str
 
     @classmethod
-    def of(cls, text: str, root: Object) -> _Style:
+    def of(cls, text: str, root: _Object) -> _Style:
         # JSON strings cannot contain line breaks, so every line break is between tokens.
         match = _LINE_BREAK.search(text)
         newline = match[0] if match else "\n"
@@ -296,8 +240,7 @@ class _Style:
         if not members:
             return cls("    ", newline, ": ", ", ")
         first = members[0]
-        key = _STRING.match(text, first.start)
-        colon = text[key.end() : first.value] if key else ""
+        colon = text[_DECODER.raw_decode(text, first.start)[1] : first.value]
         colon = colon if ":" in colon and not _has_break(colon) else ": "
         gap = text[first.end : members[1].start] if len(members) > 1 else ""
         return cls(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -200,22 +200,16 @@ _PATIENCE_S, _POLL_INTERVAL_S = 120.0, 3.0
 _JOINING_STATES = frozenset({"not started", "in progress"})
 
 
-def await_fabric(
-    facts: Facts,
-    host: HostView,
-    answer: NvmlAnswer,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> NvmlAnswer:
+def await_fabric(facts: Facts, host: HostView, answer: NvmlAnswer) -> NvmlAnswer:
     """Return NVML's answer once no GPU is still joining the fabric; after two minutes, the latest answer.
 
     Waits only if the fabric manager runs: without it nothing will change.
     """
-    until = clock() + _PATIENCE_S
-    while _is_manager_active(facts) and isinstance(answer, NvmlInventory) and clock() < until:
+    until = time.monotonic() + _PATIENCE_S
+    while _is_manager_active(facts) and isinstance(answer, NvmlInventory) and time.monotonic() < until:
         if not any(gpu.fabric in _JOINING_STATES for gpu in answer.gpus):
             break
-        sleep(_POLL_INTERVAL_S)
+        time.sleep(_POLL_INTERVAL_S)
         answer = nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe()))
     return answer
 

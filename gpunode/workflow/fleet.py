@@ -116,7 +116,7 @@ class FleetRow:
 
 
 def fleet_rows(
-    found: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
+    found: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None
 ) -> Iterator[FleetRow]:
     """Yield a row for each report, in order, as soon as it is known; rows are not compared with each other yet.
 
@@ -124,7 +124,7 @@ def fleet_rows(
     """
     rules_by_cause()  # loaded once here instead of by every process
     readable = [report for report in found if not report.problem]
-    outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe), processes)
+    outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe))
     for report in found:
         outcome = parallel_jobs.JobFailure(report.problem) if report.problem else next(outcomes)
         if isinstance(outcome, parallel_jobs.JobFailure):

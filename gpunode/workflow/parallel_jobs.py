@@ -9,23 +9,20 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import re
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 from gpunode.errors import GpunodeError
 from gpunode.values import dataclass
 
-# A report takes a fraction of a second and some 10 MB; the largest that is accepted (256 MiB) takes somewhat more.
-_MAX_JOB_MEMORY_BYTES: Final = 3 << 30
-# No report can be read with less.
-_MIN_JOB_MEMORY_BYTES: Final = 512 << 20
+# A report takes a fraction of a second and some 10 MB; a few need more, and get it alone.
+_JOB_MEMORY_BYTES: Final = 1 << 30
+_LONE_JOB_MEMORY_BYTES: Final = 3 << 30
 _CPU_LIMIT_S: Final = 60
 _MAX_PROCESSES: Final = 16
 
@@ -40,30 +37,22 @@ class JobFailure:
     why: str
 
 
-def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[R | JobFailure]:
+def run_parallel(items: Sequence[T], job: Callable[[T], R]) -> Iterator[R | JobFailure]:
     """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
-    The items are pickled; ``job`` is inherited and may hold anything. ``processes`` 0 means one per core.
+    The items are pickled; ``job`` is inherited and may hold anything.
     """
     gc.freeze()
-    # All workers share half of the free memory; the other half is for jobs that need more, run one at a time.
-    half = available_memory_bytes() // 2
-    cores = len(os.sched_getaffinity(0))
-    beside = min(processes or min(cores, _MAX_PROCESSES), max(1, half // _MIN_JOB_MEMORY_BYTES), max(1, len(items)))
-    alone = _clamp_memory(half)
-    with _make_pool(beside, _clamp_memory(half // beside), job) as pool:
+    processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES, max(1, len(items)))
+    with _make_pool(processes, _JOB_MEMORY_BYTES, job) as pool:
         try:
             running = [_submit(pool, item) for item in items]
             running.reverse()
             for item in items:
-                yield _job_result(item, running.pop(), alone, job)
+                yield _job_result(item, running.pop(), job)
         except BaseException:  # the caller has left: drop what has not begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _clamp_memory(size: int) -> int:
-    return max(_MIN_JOB_MEMORY_BYTES, min(_MAX_JOB_MEMORY_BYTES, size))
 
 
 def _make_pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
@@ -79,10 +68,8 @@ def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
     """Limit the memory of this process, and leave Ctrl-C to its parent."""
     global _job
     _job = job
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    needed = memory + own_address_space_bytes()  # loaded pages are shared, yet count for each process
-    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, _raise_cpu_time_exceeded)
 
@@ -102,7 +89,7 @@ def _submit(pool: ProcessPoolExecutor, item: object) -> Future[Any] | None:
         return None
 
 
-def _job_result(item: T, future: Future[Any] | None, memory: int, job: Callable[[T], R]) -> R | JobFailure:
+def _job_result(item: T, future: Future[Any] | None, job: Callable[[T], R]) -> R | JobFailure:
     """Return the result for ``item``; if its process was killed or ran out of memory, run it again alone.
 
     Another job may have got the process killed.
@@ -113,12 +100,12 @@ def _job_result(item: T, future: Future[Any] | None, memory: int, job: Callable[
     except BrokenProcessPool:
         pass
     try:
-        with _make_pool(1, memory, job) as pool:
+        with _make_pool(1, _LONE_JOB_MEMORY_BYTES, job) as pool:
             answer = pool.submit(_run_job, item).result()
     except BrokenProcessPool:
         return JobFailure("the process that read it was killed; it may need too much memory")
     if answer is None:
-        return JobFailure(f"it took more than {memory / (1 << 30):.1f} GiB of memory")
+        return JobFailure(f"it took more than {_LONE_JOB_MEMORY_BYTES >> 30} GiB of memory")
     return answer  # type: ignore[no-any-return]
 
 
@@ -139,39 +126,3 @@ def _run_job(item: object) -> Any:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         # gpunode rarely collects reference cycles; those of a report would stay until many more have been read.
         gc.collect()
-
-
-# Without /proc/meminfo: what a small machine has free.
-_FALLBACK_FREE_BYTES: Final = 2 << 30
-_MEM_AVAILABLE_LINE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the free memory: the lower of the kernel's and the cgroup's values."""
-    available = _MEM_AVAILABLE_LINE.search(_read_text(root / "proc/meminfo"))
-    free = int(available[1]) << 10 if available else _FALLBACK_FREE_BYTES
-    return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
-
-
-def own_address_space_bytes(root: Path = Path("/")) -> int:
-    """Return the address space of this process; 0 if unknown."""
-    pages = _read_text(root / "proc/self/statm").partition(" ")[0]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0
-
-
-def _cgroup_free_bytes(folder: Path) -> list[int]:
-    """Return the free bytes of a container's own cgroup (version 2 or 1, mounted as the root); none on a host."""
-    names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-    pairs = [tuple(_read_text(folder / name).strip() for name in pair) for pair in names]
-    return [max(0, int(most) - int(used)) for most, used in pairs if _is_number(most) and _is_number(used)]
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,19}", text) is not None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace")
-    except OSError:
-        return ""

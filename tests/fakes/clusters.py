@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from gpunode.cli import boundary
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.kubectl import Kubectl
+from tests.fakes.skipped_time import SkippedTime
 
 GPU: Final = "nvidia.com/gpu"
 NODE: Final = ("--node", "gpu-1=debian12-gtx1080")
@@ -56,15 +56,14 @@ class User:
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         monkeypatch.setattr("gpunode.host.cluster.Runner", lambda: self.kubectl)
         monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: ("kubectl",))
-        self.skipped_s = 0.0
-        monkeypatch.setattr("time.sleep", self._skip)
-        monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self.skipped_s)
+        self._time = SkippedTime(monkeypatch)
         # A bug in gpunode should fail the test with its own traceback.
         monkeypatch.setattr(boundary, "_report_bug", _reraise)
 
-    def _skip(self, seconds: float) -> None:
-        """Let no time pass when gpunode waits."""
-        self.skipped_s += seconds
+    @property
+    def skipped_s(self) -> float:
+        """The seconds that gpunode would have waited."""
+        return self._time.total_s
 
     @property
     def server(self) -> ApiServer:

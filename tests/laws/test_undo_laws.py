@@ -83,7 +83,7 @@ def _setup(
 
 def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
     """Record a setup that made ``changes``."""
-    run = Store(node.root).begin("setup", version="law")
+    run = Store(node.root).begin("setup")
     for is_package, same in groupby(changes, key=lambda change: isinstance(change, PackageChange)):
         for batch in [tuple(same)] if is_package else [(change,) for change in same]:
             first = batch[0]

@@ -16,6 +16,7 @@ import pytest
 from gpunode.host.apt import Apt
 from gpunode.host.port import Progress
 from gpunode.host.process import FinishedCommand, OnLine, Runner
+from tests.fakes.skipped_time import SkippedTime
 from tests.needs import lacking
 
 FOLDERS = (
@@ -222,8 +223,8 @@ class World:
     """
 
     folder: Path
+    waited: list[float]
     progress: list[Progress] = field(default_factory=list)
-    waited: list[float] = field(default_factory=list)
     on_wait: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -258,7 +259,7 @@ class World:
 
     def apt(self, lock_timeout_s: float = 0.0) -> Apt:
         self.runner = PrivateRunner(self.folder)
-        return Apt(self.runner, self._hear, lock_timeout_s, sleep=self.waited.append)
+        return Apt(self.runner, self._hear, lock_timeout_s)
 
     def _hear(self, progress: Progress) -> None:
         self.progress.append(progress)
@@ -267,5 +268,5 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world")
+def world(tmp_path: Path, skipped_time: SkippedTime) -> World:
+    return World(tmp_path / "world", skipped_time.waits)

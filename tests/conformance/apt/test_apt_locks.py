@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def test_proc_locks_shows_the_same_holder(held: tuple[Path, subprocess.Popen[byt
     assert find_lock_pid(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in (child.pid, None)
 
 
+@pytest.mark.usefixtures("skipped_time")
 def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
     heard: list[Progress] = []
@@ -64,21 +66,17 @@ def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[b
         heard.append(progress)
         child.communicate()
 
-    wait_until_free([str(path)], 100.0, end, clock=lambda: 0.0, sleep=lambda _: None)
+    wait_until_free([str(path)], time.monotonic() + 100.0, end)
     assert [progress.phase for progress in heard] == ["wait"]
     assert str(child.pid) in heard[0].detail
 
 
+@pytest.mark.usefixtures("skipped_time")
 def test_lock_held_beyond_the_timeout_is_busy_and_named(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
     heard: list[Progress] = []
     with pytest.raises(Busy) as caught:
-        wait_until_free([str(path)], 3.0, heard.append, clock=lambda: now[0], sleep=sleep)
+        wait_until_free([str(path)], time.monotonic() + 3.0, heard.append)
     assert f"process {child.pid} ({sys.executable}" in caught.value.what
     assert f"ps -fp {child.pid}" in caught.value.hint
     assert [progress.percent for progress in heard] == sorted(progress.percent for progress in heard)

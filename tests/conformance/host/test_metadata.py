@@ -119,7 +119,7 @@ def test_attribute_is_restored_with_a_removed_file(root: Path, file: Path, name:
     set_attribute(file, name)
     host, store, before = LocalHost(str(root)), Store(root), file.lstat()
     realized = host.complete_change(FileChange("/etc/file", files.read_state("/etc/file", root=str(root)), None))
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     run.record_intent("runtime", "test", realized)
 
     host.apply([realized])
@@ -301,7 +301,7 @@ def test_unusual_file_names_are_accepted(root: Path, name: str) -> None:
     path = f"/etc/{name}"
     files.replace_file(path, before, root=str(root))
     change = host.complete_change(FileChange(path, before, FileState(b"new", 0o600, 0, 0)))
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     run.record_intent("runtime", "test", change)
     run.close()
 

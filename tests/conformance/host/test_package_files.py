@@ -95,7 +95,7 @@ def undo(image: Image, request: pytest.FixtureRequest) -> Undo:
 
 
 def set_up(image: Image, before: PackageState | None, version: str) -> None:
-    run = Store(image.root).begin("setup", version="test")
+    run = Store(image.root).begin("setup")
     change = PackageChange(LAB, before, PackageState(version))
     Applier(image, run, ignore_event, lambda: None).apply_packages("packages", (change,), lambda _: "driver")
     run.commit("done")

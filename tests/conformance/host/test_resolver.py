@@ -39,7 +39,8 @@ def kernel_inode(root: Path, path: str) -> int | None:
 
 def our_inode(root: Path, path: str) -> int | None:
     try:
-        return os.lstat(f"{root}{places.resolve_path(path, root=str(root))}").st_ino
+        with places.open_path(path, str(root)) as place:
+            return os.lstat(f"{root}{place.path}").st_ino
     except OSError:
         return None
 
@@ -93,7 +94,7 @@ def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tup
     root = make_tree(tmp_path / "root", nodes)
     try:
         expected = places.missing_folders(f"/{path}", root=str(root))
-        leads = places.resolve_path(f"/{path}", root=str(root), pretend=True)
+        leads = places.resolve_path(f"/{path}", root=str(root))
     except OSError:
         return
     with suppress(OSError), places.open_path(f"/{path}", str(root), make=True) as place:

@@ -114,12 +114,13 @@ def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") ->
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an image with two recorded runs; the backups of both are gone, and the second was interrupted."""
+    monkeypatch.setenv("SUDO_USER", "alice")
     (tmp_path / "etc").mkdir()
     store = Store(tmp_path)
     for number in (1, 2):
-        run = store.begin("setup", version="1", recipe="containerd", user="alice")
+        run = store.begin("setup", recipe="containerd")
         for entry in entries():
             if isinstance(entry, record.Intent):
                 run.record_done(run.record_intent(entry.stage, entry.step, entry.change, entry.reason))
@@ -172,7 +173,7 @@ def test_run_of_a_cluster_is_named_by_its_whole_label(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for _ in range(2):
-        inputs.open_cluster_journal().begin("k8s apply", version="test").commit("done")
+        inputs.open_cluster_journal().begin("k8s apply").commit("done")
     assert run_cli(["log", "k2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["result"]["run"]["run"].startswith("000002-")
     for word in ("k", "k3", "k02"):

@@ -46,7 +46,7 @@ MINE = Recipe(
 def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock | None) -> None:
     asked = replace(MINE, lock=lock)
     store = Store(tmp_path)
-    run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=hash_recipe(asked))
+    run = store.begin("setup", recipe=asked.name, recipe_sha256=hash_recipe(asked))
     run.save_request(encode_request(asked, {}))
     run.commit("waiting")
     found, proxies = load_request(store, run.id)
@@ -65,7 +65,7 @@ PROXIES = {
 
 def run_with_request(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
     """Return the id of a run that saved ``content`` for after the reboot."""
-    run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
+    run = store.begin("setup", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
     run.save_request(content)
     run.commit("waiting")
     return run.id
@@ -122,7 +122,7 @@ def test_proxy_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
 
 def test_run_without_a_request_cannot_be_resumed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = store.begin("setup", version="0")
+    run = store.begin("setup")
     run.commit("done")
     with pytest.raises(UsageError, match="cannot be continued"):
         load_request(store, run.id)
@@ -196,6 +196,6 @@ def test_recipe_writable_by_a_user_is_noted_with_its_bases(tmp_path: Path, monke
 
 def test_follow_up_commands_repeat_what_was_typed_before_the_reboot(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = store.begin("setup", version="test", argv=("setup", "node.toml", "--reboot")).id
+    run = store.begin("setup", argv=("setup", "node.toml", "--reboot")).id
     assert find_requested_argv(store, run) == ("setup", "node.toml", "--reboot")
     assert find_requested_argv(store, "") == ()

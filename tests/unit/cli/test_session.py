@@ -32,9 +32,9 @@ def change(path: str) -> FileChange:
 def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None:
     """Ansible trusts ``changed``, and runs its handlers by it."""
     store = Store(tmp_path)
-    store.begin("setup", version="0").commit("done")
+    store.begin("setup").commit("done")
     before = store.ids()
-    run = store.begin("setup", version="0")
+    run = store.begin("setup")
     run.record_done(run.record_intent("sources", "pin", change("/etc/made")))
     run.record_failed(run.record_intent("sources", "pin", change("/etc/failed")), "no room")
     run.commit("failed", "no room")
@@ -47,7 +47,7 @@ def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None
 
 def test_run_that_never_began_has_no_changes(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.begin("setup", version="0").commit("done")
+    store.begin("setup").commit("done")
     answer = partial_run_envelope("setup", ChangeFailed("no room"), store, store.ids())
     assert (answer.changed, answer.changes, answer.result) == (False, (), {})
 

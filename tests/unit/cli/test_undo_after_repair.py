@@ -78,7 +78,7 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
     node = MemoryNode(tmp_path, Packages(versions, {}), {})
     for is_last in (False, True):
         made = [PackageChange(PackageId("libcuda1"), None, PackageState("1"))]
-        run = Store(tmp_path).begin("rollback" if is_last else "setup", version="test")
+        run = Store(tmp_path).begin("rollback" if is_last else "setup")
         seqs = run.record_intents(
             "packages", "driver", made if not is_last else [back for one in made if (back := one.inverse())]
         )
@@ -109,7 +109,7 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
 def test_removal_needs_no_package_of_others_that_cannot_be_mended(state: str, is_removed: bool, tmp_path: Path) -> None:
     ours, others = PackageId("libcuda1"), PackageId("somebodys")
     node = MemoryNode(tmp_path, Packages({ours: PackageState("1"), others: PackageState("1")}, {}), {})
-    run = Store(tmp_path).begin("setup", version="test")
+    run = Store(tmp_path).begin("setup")
     run.record_done(*run.record_intents("packages", "driver", [PackageChange(ours, None, PackageState("1"))]))
     run.commit("done")
     status = node.files[STATUS]
@@ -146,7 +146,7 @@ def test_package_that_apt_can_leave_is_no_package_to_remove(tmp_path: Path) -> N
     """On a full disk, these are the kernel and the builder of its initramfs."""
     ours, others = PackageId("libcuda1"), PackageId("initramfs-tools")
     node = MemoryNode(tmp_path, Packages({ours: PackageState("2"), others: PackageState("1")}, {}), {})
-    run = Store(tmp_path).begin("setup", version="test")
+    run = Store(tmp_path).begin("setup")
     changed = PackageChange(ours, PackageState("1"), PackageState("2"))
     run.record_done(*run.record_intents("packages", "driver", [changed]))
     run.commit("done")
@@ -206,7 +206,7 @@ def test_second_rollback_of_a_configuration_names_what_undoes_the_rest(tmp_path:
     node = MemoryNode(
         tmp_path, Packages({PackageId("nvidia-smi"): PackageState("1")}, {}), {CONTAINERD: FileState(b"")}
     )
-    run = Store(tmp_path).begin("setup", version="test")
+    run = Store(tmp_path).begin("setup")
     changes: tuple[Change, ...] = (
         PackageChange(PackageId("nvidia-smi"), None, PackageState("1")),
         FileChange(CONTAINERD, None, FileState(b"")),
@@ -227,10 +227,10 @@ def test_rollback_after_a_failed_run_spares_the_run_before_it(
     tmp_path: Path, with_packages: bool, has_changed: bool
 ) -> None:
     node = MemoryNode(tmp_path, Packages({}, {}), {CONTAINERD: FileState(b"ours")})
-    works = Store(tmp_path).begin("setup", version="test")
+    works = Store(tmp_path).begin("setup")
     works.record_done(works.record_intent("runtime", "step", FileChange(CONTAINERD, None, FileState(b"ours"))))
     works.commit("done")
-    fails = Store(tmp_path).begin("setup", version="test")
+    fails = Store(tmp_path).begin("setup")
     if has_changed:
         change: Change = PackageChange(PackageId("nvidia-smi"), None, PackageState("1"))
         fails.record_done(fails.record_intent("packages", "step", change))

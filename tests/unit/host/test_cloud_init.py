@@ -10,6 +10,8 @@ from gpunode.host.port import Progress
 from gpunode.host.process import Runner
 from tests.conftest import Tools
 
+pytestmark = pytest.mark.usefixtures("skipped_time")
+
 FINAL = ("/usr/bin/python3", "/usr/bin/cloud-init", "modules", "--mode=final")
 SSH = "0::/user.slice/user-0.slice/session-3.scope"
 QUEUED = "Id=cloud-config.service\nActiveState=active\n\nId=cloud-final.service\nActiveState=inactive\nJob=181\n"
@@ -26,7 +28,6 @@ class Node:
         (root / "proc/self").symlink_to("40")
         (root / "proc/40/cgroup").write_text(cgroup + "\n")
         self.heard: list[str] = []
-        self.now = 0.0
 
     def process(self, pid: int, parent: int, *words: str) -> None:
         folder = self.root / f"proc/{pid}"
@@ -48,10 +49,7 @@ class Node:
             if ends_with:
                 self.has(ends_with)
 
-        def sleep(seconds: float) -> None:
-            self.now += seconds
-
-        cloud_init.wait_until_done(Runner(), limit_s, hear, root=self.root, clock=lambda: self.now, sleep=sleep)
+        cloud_init.wait_until_done(Runner(), limit_s, hear, root=self.root)
         return self.heard
 
 

@@ -64,7 +64,7 @@ def test_store_announces_only_synced_entries(tmp_path: Path) -> None:
         (journal,) = tmp_path.glob("var/lib/gpunode/runs/*/journal.jsonl")
         heard.append((type(entry).__name__, entry in so_far and journal.read_bytes().count(b"\n") == len(so_far)))
 
-    run = Store(tmp_path, announce=listen).begin("setup", version="1")
+    run = Store(tmp_path, announce=listen).begin("setup")
     run.record_done(run.record_intent("s", "s", FileChange("/etc/x", None, FileState(b"x"))))
     run.commit("done")
     assert heard == [("Begin", True), ("Intent", True), ("Done", True), ("Commit", True)]

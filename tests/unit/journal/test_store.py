@@ -47,7 +47,7 @@ def store(tmp_path: Path, clock: Clock) -> Store:
 
 
 def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
-    run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
+    run = store.begin("setup", recipe="containerd", argv=("gpunode", "setup"))
     change = FileChange("/etc/containerd/config.toml", before, FileState(content), frozenset({RESTART}))
     run.record_done(run.record_intent("runtime", "configure-containerd", change))
     run.record_trigger(RESTART)
@@ -107,7 +107,7 @@ def test_unknown_run_is_refused_with_a_hint(store: Store) -> None:
 
 
 def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock: Clock) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     clock.now += 5
     run.record_intent("runtime", "configure-containerd", CONFIG)
     run.close()
@@ -118,19 +118,19 @@ def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock:
 
 
 def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     seq = run.record_intent("runtime", "configure-containerd", CONFIG)
     clock.now += 60
     run.record_done(seq)
     run.close()
     assert store.find_pending_triggers() == {RESTART: clock.now}
-    later = store.begin("setup", version="0.1.0")
+    later = store.begin("setup")
     later.record_trigger(RESTART, "containerd started after the write")
     assert store.find_pending_triggers() == {}
 
 
 def test_power_cut_before_the_first_line_leaves_no_run(store: Store) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     run.close()
     run.path.write_bytes(run.path.read_bytes()[:-9])
     assert store.read_runs() == ()
@@ -178,7 +178,7 @@ def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None
 
 class TestUndoneRuns:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
-        run = store.begin("rollback", version="0.1.0", undoes=of)
+        run = store.begin("rollback", undoes=of)
         run.record_done(run.record_intent("runtime", "undo", CONFIG))
         run.commit(result)  # type: ignore[arg-type]
         return run
@@ -207,7 +207,7 @@ class TestUndoneRuns:
 
     def test_run_without_changes_is_not_rolled_back(self, store: Store) -> None:
         first = setup_run(store)
-        store.begin("setup", version="0.1.0").commit("done")
+        store.begin("setup").commit("done")
         assert [getattr(newest(store), "id", None)] == [first.id]
 
 
@@ -251,7 +251,7 @@ class Disk:
 @pytest.mark.parametrize("call", ["write", "fsync"])
 @pytest.mark.parametrize("nth", range(1, 12))
 def test_unwritten_intent_is_not_recorded(store: Store, monkeypatch: pytest.MonkeyPatch, call: str, nth: int) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     effects = []
     with monkeypatch.context() as patched:
         disk = Disk(patched, call, nth, errno.ENOSPC)
@@ -274,7 +274,7 @@ def test_journal_ends_after_a_torn_line_that_cannot_be_cut(store: Store, monkeyp
     def refuse(_descriptor: int, _size: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     run.record_intent("runtime", "configure", CONFIG)
     with monkeypatch.context() as patched:
         Disk(patched, "write", 1, errno.EIO)
@@ -291,13 +291,13 @@ def test_run_that_cannot_begin_changes_nothing(store: Store, monkeypatch: pytest
     with monkeypatch.context() as patched:
         Disk(patched, "fsync", nth, errno.EROFS)
         with contextlib.suppress(ChangeFailed):
-            store.begin("setup", version="0.1.0")
+            store.begin("setup")
     assert newest(store) is None
     setup_run(store)
 
 
 def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     packages = [
@@ -311,7 +311,7 @@ def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypat
 
 
 def test_rejected_file_is_kept_for_reading(store: Store) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     kept = [
         Path(run.save_rejected_file(path, path.encode()))
         for path in ("/etc/containerd/config.toml", "/etc/x/config.toml")
@@ -327,7 +327,7 @@ def test_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     host.mkdir()
     (image / "var/lib").symlink_to(host)
     with pytest.raises(Refused, match="a link out of"):
-        Store(image).begin("setup", version="0.1.0")
+        Store(image).begin("setup")
     assert list(host.iterdir()) == []
 
 
@@ -339,7 +339,7 @@ def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, 
     image = tmp_path / "image"
     image.mkdir()
     store = Store(image)
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     store.objects.save(content)
     (host / "runs" / run.id).mkdir(parents=True)
     (host / "objects" / digits).mkdir(parents=True)
@@ -353,7 +353,7 @@ def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, 
         lambda: run.record_intent("runtime", "configure", change),
         lambda: run.save_request(content),
         lambda: run.save_rejected_file("/etc/x", content),
-        lambda: store.begin("setup", version="0.1.0"),
+        lambda: store.begin("setup"),
         lambda: store.objects.remove_files(bool),
     )
     for act in acts:
@@ -363,7 +363,7 @@ def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, 
 
 
 def test_pipe_in_the_place_of_a_file_to_write_is_replaced(store: Store) -> None:
-    run = store.begin("setup", version="0.1.0")
+    run = store.begin("setup")
     name = store.objects.save(b"new")
     store.objects.path(name).unlink()
     for planted in (run.path.with_name("request.json"), store.objects.path(name).with_name(f".{name}.{os.getpid()}")):
@@ -384,7 +384,7 @@ def test_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
 
 def test_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ada")
-    store.begin("setup", version="0.1.0").commit("done")
+    store.begin("setup").commit("done")
     assert [run.begin.user for run in store.read_runs()] == ["ada"]
 
 
@@ -392,10 +392,10 @@ class TestInterruptedRun:
     def test_interrupted_run_is_found_behind_one_that_never_began(self, store: Store) -> None:
         setup_run(store)
         assert store.find_interrupted_run() is None
-        run = store.begin("setup", version="0.1.0")
+        run = store.begin("setup")
         run.record_intent("runtime", "x", CONFIG)
         run.close()
-        store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
+        store.begin("setup").path.write_bytes(b'{"v":')
 
         found = store.find_interrupted_run()
 
@@ -404,7 +404,7 @@ class TestInterruptedRun:
         assert (found.begin.run, paths) == (run.id, [CONFIG.path])
 
     def test_run_with_a_torn_last_line_is_concluded(self, store: Store) -> None:
-        run = store.begin("setup", version="0.1.0")
+        run = store.begin("setup")
         run.close()
         with run.path.open("ab") as file:
             file.write(b'{"v":1,"sum":"')
@@ -496,7 +496,7 @@ class TestJournalFolderWritableByOthers:
             store.read_runs,
             store.find_pending_triggers,
             store.footprint,
-            lambda: store.begin("setup", version="0.1.0"),
+            lambda: store.begin("setup"),
         ):
             before = sorted(store.root.rglob("*"))
             with pytest.raises(Refused, match="another user's work") as stopped:
@@ -549,7 +549,7 @@ def test_file_in_place_of_the_runs_folder_is_refused(store: Store, name: str) ->
 
 def test_parent_folders_of_the_journal_are_world_readable(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.begin("configure", version="test").commit("done")
+    store.begin("configure").commit("done")
     modes = {path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("var", "var/lib", "var/lib/gpunode")}
     assert modes == {"var": 0o755, "var/lib": 0o755, "var/lib/gpunode": 0o700}
 

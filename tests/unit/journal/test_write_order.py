@@ -15,7 +15,7 @@ RUN = """
 import os, sys
 from gpunode.change import FileChange, FileState
 from gpunode.journal.store import Store
-run = Store(sys.argv[1]).begin("setup", version="0")
+run = Store(sys.argv[1]).begin("setup")
 change = FileChange("/etc/x", FileState(b"old bytes"), FileState(b"new bytes"))
 seq = run.record_intent("runtime", "configure", change)
 os.write(1, b"THE EFFECT")

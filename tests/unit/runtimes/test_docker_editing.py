@@ -168,8 +168,8 @@ def test_entry_with_the_right_path_keeps_its_arguments() -> None:
         (b'{"features": true}', ":1:14: features is not an object"),
         (b'{"a": "\xff"}', ":1:8: not UTF-8"),
         (b"\n[]", ":2:1: the file is not an object"),
-        (b'{"a":' + b"[" * 100_000, ":1:206: not valid JSON"),
-        (b'{"a":' * 2_000 + b"1" + b"}" * 2_000, ":1:1002: not valid JSON"),
+        (b'{"a":' + b"[" * 100_000, ":1:1: not valid JSON"),
+        (b'{"a":' * 2_000 + b"1" + b"}" * 2_000, ":1:1: not valid JSON"),
     ],
 )
 @pytest.mark.parametrize("use", [inspect, partial(configure, desired=DesiredConfig())])
@@ -189,9 +189,9 @@ def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], obje
         (b'{"runtimes": "' + b"x" * 500 + b'"}', 'it is "' + "x" * 193),
         (b"[1]", "it is [1]"),
         (b'{"a": NaN}', "NaN is not JSON. "),
-        (b'{"a" 1}', "'1' where a colon is expected. "),
+        (b'{"a" 1}', "Expecting ':' delimiter. "),
         (b'{"a": 1,}', "trailing comma before a closing bracket. "),
-        (b"// no\n{}", "a comment where a value is expected. "),
+        (b"// no\n{}", "Expecting value. JSON has no comments and no trailing commas"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply, more than 200 times. "),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.runtimes.documents import Path, is_same_value
-from gpunode.runtimes.jsontext import MalformedJson, Number, Object, drop_member, edit_json, parse, put_member
+from gpunode.runtimes.jsontext import MalformedJson, Number, drop_member, edit_json, locate_member, parse, put_member
 
 # Every character that JSON, Python or Go treats specially, besides all others.
 ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
@@ -82,7 +82,7 @@ def places(draw: st.DrawFn) -> tuple[str, Path]:
     text = draw(documents())
     here = parse(text)
     path: Path = ()
-    while inner := {key: value for key, value in here.items() if isinstance(value, Object)}:
+    while inner := {key: value for key, value in here.items() if isinstance(value, dict)}:
         if draw(st.booleans()):
             break
         key = draw(st.sampled_from(list(inner)))
@@ -114,7 +114,7 @@ def read(text: str) -> Any:
 
 def written(text: str, path: Path) -> str:
     """Return the text of the value at ``path``."""
-    member = holder(parse(text), path).members[path[-1]]
+    member = locate_member(text, path)
     return text[member.value : member.end]
 
 
@@ -130,11 +130,6 @@ def differing_parts(before: str, after: str) -> tuple[str, str]:
     head = next((at for at in range(shorter) if before[at] != after[at]), shorter)
     tail = next((at for at in range(shorter - head) if before[-1 - at] != after[-1 - at]), shorter - head)
     return before[head : len(before) - tail], after[head : len(after) - tail]
-
-
-@given(documents())
-def test_parser_agrees_with_python(text: str) -> None:
-    assert is_same_value(parse(text), read(text))
 
 
 @given(documents(), st.data())
@@ -172,7 +167,10 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
         assert differing_parts(text, after)[0] == ""
         assert drop_member(after, path) == text
     else:  # only white space in an empty object is not restored
-        assert drop_member(after, path) == text[: here.start] + "{}" + text[here.end :]
+        start, end = text.index("{"), text.rindex("}") + 1
+        if path[1:]:
+            start, end = (parent := locate_member(text, path[:-1])).value, parent.end
+        assert drop_member(after, path) == text[:start] + "{}" + text[end:]
 
 
 @given(places())

@@ -200,7 +200,7 @@ def test_containers_that_a_restart_would_stop_are_named() -> None:
 
 def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     cut.record_done(
         cut.record_intent("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART})))
     )
@@ -213,10 +213,10 @@ def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Stor
 
 
 def test_interrupted_edit_is_concluded_when_nothing_is_left_to_do(store: Store) -> None:
-    store.begin("configure", version="test").close()
+    store.begin("configure").close()
     ctk.conclude_interrupted_edit(store)
     assert store.find_interrupted_run() is None
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     cut.close()
     ctk.conclude_interrupted_edit(store)
     assert store.find_interrupted_run() is not None

@@ -10,6 +10,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Platform
 from gpunode.facts.nvml import Gpu, NvmlInventory, parse_answer
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.workflow.driver_checks import await_fabric, fabric_checks
+from tests.fakes.skipped_time import SkippedTime
 from tests.unit.steps.machines import H100, gpu, machine, unit
 
 SWITCH = PciDevice("0000:05:00.0", "10de", "22a3", "0680")
@@ -94,25 +95,23 @@ def _host(*answers: dict[str, object]) -> _Answering:
     return host
 
 
-def test_verify_waits_until_the_gpus_have_registered() -> None:
-    waited: list[float] = []
+def test_verify_waits_until_the_gpus_have_registered(skipped_time: SkippedTime) -> None:
     host = _host(_answer("in progress"), _answer("completed"))
-    found = await_fabric(_node(), host, _inventory("not started"), waited.append, lambda: sum(waited))
+    found = await_fabric(_node(), host, _inventory("not started"))
     assert isinstance(found, NvmlInventory)
     assert found.gpus[0].fabric == "completed"
-    assert len(waited) == 2
+    assert len(skipped_time.waits) == 2
 
 
-def test_fabric_check_times_out_and_needs_the_service() -> None:
-    waited: list[float] = []
+def test_fabric_check_times_out_and_needs_the_service(skipped_time: SkippedTime) -> None:
     host = _host(_answer("in progress"))
-    found = await_fabric(_node(), host, _inventory("in progress"), waited.append, lambda: sum(waited))
+    found = await_fabric(_node(), host, _inventory("in progress"))
     assert isinstance(found, NvmlInventory)
     assert found.gpus[0].fabric == "in progress"
-    assert 110 < sum(waited) <= 123
-    before = len(waited)
-    await_fabric(_node(running=False), host, _inventory("in progress"), waited.append, lambda: sum(waited))
-    assert len(waited) == before
+    assert 110 < skipped_time.total_s <= 123
+    before = len(skipped_time.waits)
+    await_fabric(_node(running=False), host, _inventory("in progress"))
+    assert len(skipped_time.waits) == before
 
 
 def test_an_answer_of_an_older_child_has_no_state() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -39,7 +38,7 @@ def test_every_report_has_a_row_and_unreadable_ones_say_why(tmp_path: Path) -> N
         FleetReport("gone.json", str(tmp_path / "gone.json")),
         report(tmp_path / "c.json"),
     ]
-    answers = list(fleet_rows(found, processes=2))
+    answers = list(fleet_rows(found))
     assert [row.report for row in answers] == [one.name for one in found]
     assert [row.status for row in answers] == ["problem", "unreadable", "unknown", "unreadable", "problem"]
     assert answers[0].cause == answers[4].cause == "nouveau-bound"
@@ -61,39 +60,25 @@ def test_crash_of_a_report_process_affects_only_its_row(tmp_path: Path, monkeypa
         return _raise_killed(name) if name.endswith("killer.json") else read(name)
 
     monkeypatch.setattr(reports, "read_report", dying)
-    answers = {row.report: row for row in fleet_rows(found, processes=1)}
+    answers = {row.report: row for row in fleet_rows(found)}
     assert answers["killer.json"].status == "unreadable"
     assert "was killed" in answers["killer.json"].error
     assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
 
 
-def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen with 3 GiB each took 48 GiB on any machine."""
+def test_report_that_needs_more_memory_is_read_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
-    monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 4 << 30)
-    given: list[tuple[int, int]] = []
-    pool = parallel_jobs._make_pool
-
-    def noted(processes: int, memory: int, job: Callable[[object], object]) -> object:
-        given.append((processes, memory))
-        return pool(processes, memory, job)
+    read = reports.read_report
 
     def large(name: str) -> Evidence:
-        if name.endswith("b.json"):
-            raise MemoryError
+        _, held = read(name), bytearray({"b.json": 5 << 28, "c.json": 4 << 30}.get(Path(name).name, 0))
+        del held
         return read(name)
 
-    read = reports.read_report
     monkeypatch.setattr(reports, "read_report", large)
-    monkeypatch.setattr(parallel_jobs, "_make_pool", noted)
-    answers = {row.report: row for row in fleet_rows(found, processes=16)}
-    assert given == [(4, 512 << 20), (1, 2 << 30)]
-    assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
-    assert answers["a.json"].cause == "nouveau-bound"
-    given.clear()
-    monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 0)
-    assert len(list(fleet_rows(found[:1], processes=16))) == 1
-    assert given == [(1, 512 << 20)]
+    answers = {row.report: row for row in fleet_rows(found)}
+    assert answers["c.json"].error == "it took more than 3 GiB of memory"
+    assert {answers[f"{name}.json"].cause for name in "abd"} == {"nouveau-bound"}
 
 
 def test_endless_report_is_stopped_by_the_cpu_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

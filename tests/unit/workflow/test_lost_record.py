@@ -78,7 +78,7 @@ def test_remove_without_a_journal_ends_with_manual_commands(store: Store) -> Non
 
 
 def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     for path, state in ((PIN_FILE, PIN), (BLACKLIST, BLACKLISTED)):
         run.record_done(run.record_intent("sources", "step", FileChange(path, None, state)))
     run.commit("done")
@@ -89,7 +89,7 @@ def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
 
 def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> None:
     """A removal restores its former text, which is also gpunode's own."""
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     run.record_done(
         run.record_intent(
             "packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(OWN_FILE_MARK + b": newer\n"))
@@ -105,7 +105,7 @@ def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> No
 def test_edit_repeated_after_a_setup_is_no_lost_record(store: Store) -> None:
     edited = FileState(BLACKLISTED.content + b"# more\n")
     for before in (None, edited):
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "step", FileChange(BLACKLIST, before, BLACKLISTED)))
         run.commit("done")
     assert find_lost_record(store, node({BLACKLIST: edited})) is None

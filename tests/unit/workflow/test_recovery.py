@@ -73,7 +73,7 @@ def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tu
 
 def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     change = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
     with store.lock():
         run.record_done(run.record_intent("packages", "nouveau", change))
@@ -122,10 +122,10 @@ class TestRecordOfInterruptedChanges:
         """Return the store of a setup that added a file and a package, and of a killed remove of both."""
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", "x", brought))
         run.commit("done")
-        cut = store.begin("remove", version="test")
+        cut = store.begin("remove")
         cut.record_intents("packages", "remove", [back for change in brought if (back := change.inverse())])
         cut.close()
         return store
@@ -151,11 +151,11 @@ class TestRecordOfInterruptedChanges:
     @pytest.fixture
     def cut(self, store: Store) -> Store:
         """Return the store of a later setup that removed dkms, and of a killed rollback that should restore it."""
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         away = PackageChange(PackageId("dkms"), PackageState("3"), None)
         run.record_done(run.record_intent("packages", "x", away))
         run.commit("done")
-        killed = store.begin("rollback", version="test")
+        killed = store.begin("rollback")
         killed.record_intent("packages", "rollback", PackageChange(PackageId("dkms"), None, PackageState("3")))
         killed.close()
         return store
@@ -193,10 +193,10 @@ class TestRecordOfInterruptedChanges:
         """Killed after the file was removed and before the folder was: the next undo removes that."""
         store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
         ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "x", ours))
         run.commit("done")
-        cut = store.begin("remove", version="test")
+        cut = store.begin("remove")
         cut.record_intent("packages", "x", replace(ours, before=self.OURS, after=None))
         cut.close()
         folder.mkdir(parents=True)
@@ -207,7 +207,7 @@ class TestRecordOfInterruptedChanges:
         assert store.footprint().files == {}
 
     def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4")))
         )
@@ -252,7 +252,7 @@ def test_hold_lost_by_a_killed_reinstallation_survives_a_second_kill(
     ending: Literal["failed", "done"] | None, tmp_path: Path
 ) -> None:
     store, held = Store(tmp_path), PackageState("1", held=True)
-    first, second = (store.begin("setup", version="test") for _ in range(2))
+    first, second = (store.begin("setup") for _ in range(2))
     first.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
     second.record_intent("sources", "repair", REPAIR_COMMAND)
     if ending:
@@ -267,7 +267,7 @@ def test_hold_lost_by_a_killed_reinstallation_survives_a_second_kill(
 @pytest.mark.parametrize("is_held", [False, True])
 def test_hold_is_not_restored_on_a_version_that_somebody_chose_since(tmp_path: Path, *, is_held: bool) -> None:
     store, held = Store(tmp_path), PackageState("1", held=True)
-    killed = store.begin("setup", version="test")
+    killed = store.begin("setup")
     killed.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
 
     backlog = find_backlog(store, having({"lab": PackageState("2", held=is_held)}))
@@ -283,7 +283,7 @@ def test_hold_is_not_restored_on_a_version_that_somebody_chose_since(tmp_path: P
 def test_hold_that_somebody_removed_stays_removed_after_a_later_failure(tmp_path: Path) -> None:
     """The completed run left the hold; only then was it removed."""
     store, held = Store(tmp_path), PackageState("1", held=True)
-    killed, completed, failed = (store.begin("setup", version="test") for _ in range(3))
+    killed, completed, failed = (store.begin("setup") for _ in range(3))
     killed.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
     completed.commit("done")
     failed.commit("failed")
@@ -299,7 +299,7 @@ def test_repair_announces_the_holds_that_it_may_lose(status: str, tmp_path: Path
     node = MemoryNode(tmp_path, Packages({}, {}), {})
     node.files[STATUS] = FileState("\n".join((dpkg, whole, rows)).encode())
     node.apply = lambda _: None  # type: ignore[method-assign]
-    run = Store(tmp_path).begin("setup", version="test")
+    run = Store(tmp_path).begin("setup")
 
     Applier(node, run, lambda _: None, lambda: None).apply_change(
         "sources", "repair", REPAIR_COMMAND, "it was interrupted"

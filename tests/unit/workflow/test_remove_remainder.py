@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def record_run(store: Store, verb: Verb, *changes: Change) -> None:
-    run = store.begin(verb, version="test")
+    run = store.begin(verb)
     for change in changes:
         run.record_done(run.record_intent("runtime", "step", change))
     run.commit("done")

@@ -64,7 +64,7 @@ def write(
     finish: bool = True,
 ) -> str:
     """Write one file in a run, and return the id."""
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     change = FileChange(path, host.files.get(path), after, frozenset({trigger}))
     seq = run.record_intent(stage, "step", change)
     host.apply([change])
@@ -102,7 +102,7 @@ def test_rollback_removes_a_file_that_setup_made(store: Store, host: Node) -> No
 def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, tmp_path: Path) -> None:
     host, drop_in = LocalHost(str(tmp_path)), tmp_path / "etc/containerd/conf.d/99-nvidia.toml"
     (tmp_path / "etc").mkdir()
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     ours = FileState(b"ours", uid=os.geteuid(), gid=os.getegid())
     change = host.complete_change(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
     seq = run.record_intent("runtime", "step", change)
@@ -118,7 +118,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
 def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path: Path) -> None:
     host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
     (tmp_path / "etc").mkdir()
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     for path in (DAEMON_JSON, "/etc/docker/key.json"):
         ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
         change = host.complete_change(FileChange(path, None, ours))
@@ -135,7 +135,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
 def test_folder_in_use_by_others_leaves_nothing_to_undo(store: Store, tmp_path: Path, theirs: str) -> None:
     host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
     (tmp_path / "etc").mkdir()
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
     change = host.complete_change(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
     seq = run.record_intent("runtime", "step", change)
@@ -240,7 +240,7 @@ def test_later_run_on_another_file_does_not_block_a_rollback(store: Store, host:
 
 
 def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: Store, host: Node) -> None:
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     for after in (OURS, EDITED):
         change = FileChange(CONTAINERD, host.files[CONTAINERD], after, frozenset({RESTART}))
         run.record_done(run.record_intent("runtime", "step", change))
@@ -252,7 +252,7 @@ def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: 
 
 def write_twice(host: Node, store: Store) -> str:
     """Write one file twice in a run, and return the id: only the first write owes a reload of systemd."""
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     reload = Trigger("daemon-reload")
     for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):
         change = FileChange(CONTAINERD, before, after, frozenset(owes))
@@ -378,19 +378,19 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
 def test_rollback_after_two_kills_undoes_the_run_that_changed_something(
     store: Store, host: Node, *, with_packages: bool
 ) -> None:
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     cut.record_done(cut.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS)))
     cut.close()
-    store.begin("setup", version="test").close()
+    store.begin("setup").close()
     assert find_newest_run(store, with_packages=with_packages).id == cut.id
 
 
 def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, host: Node) -> None:
     write(host, store)
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     cut.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), None, PackageState("1")))
     cut.close()
-    store.begin("setup", version="test").close()
+    store.begin("setup").close()
     with pytest.raises(UsageError, match="run 3 ended early, before it changed a container runtime's") as caught:
         find_newest_run(store)
     first, second = caught.value.hint.splitlines()
@@ -403,7 +403,7 @@ def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, hos
 def test_rest_of_a_run_is_undone_after_the_configuration_of_an_earlier_one(store: Store, host: Node) -> None:
     """The hint was to undo the earlier run's rollback, which registers its runtime again."""
     first = write(host, store)
-    second = store.begin("setup", version="test")
+    second = store.begin("setup")
     file, driver = FileChange(CONTAINERD, OURS, EDITED), PackageChange(PackageId("libcuda1"), None, PackageState("1"))
     second.record_done(second.record_intent("packages", "driver", driver))
     second.record_done(second.record_intent("runtime", "runtime-config", file))
@@ -447,7 +447,7 @@ DOCKER_RUNS = FileState(b'{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-cont
 def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, host: Node, *, is_there: bool) -> None:
     """After a removal, docker could start no container if only its configuration were restored."""
     host.files["/usr/bin/nvidia-container-runtime"] = FileState(b"") if is_there else None
-    removal = store.begin("remove", version="test")
+    removal = store.begin("remove")
     change = FileChange(DAEMON_JSON, DOCKER_RUNS, None)
     toolkit = PackageChange(PackageId("nvidia-container-toolkit"), PackageState("1"), None)
     for stage, step, made in (("runtime", "runtime-config", change), ("packages", "toolkit", toolkit)):
@@ -485,7 +485,7 @@ def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
 def test_file_that_a_later_run_had_read_again_can_be_undone(store: Store, host: Node) -> None:
     # That run, which should be undone first, has nothing to undo.
     cut = write(host, store, finish=False)
-    reread = store.begin("configure", version="test")
+    reread = store.begin("configure")
     reread.record_done(
         reread.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, OURS, frozenset({RESTART})))
     )
@@ -496,9 +496,9 @@ def test_file_that_a_later_run_had_read_again_can_be_undone(store: Store, host: 
 
 def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     rolled_back, kept = write(host, store), write(host, store, path=DAEMON_JSON)
-    store.begin("setup", version="test").commit("failed")
+    store.begin("setup").commit("failed")
     back = undo(host, store, rolled_back)
-    removal = store.begin("remove", version="test", with_packages=True)
+    removal = store.begin("remove", with_packages=True)
     removal.record_done(removal.record_intent("runtime", "remove", FileChange(DAEMON_JSON, OURS, None)))
     removal.commit("done")
     assert [run.undone_by for run in store.read_runs()] == [back.run, removal.id, "", "", ""]
@@ -507,7 +507,7 @@ def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
 
 def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
     run = write(host, store)
-    removal = store.begin("remove", version="test", with_packages=True)
+    removal = store.begin("remove", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
     removal.record_done(removal.record_intent("runtime", "remove", change))
     removal.commit("done")
@@ -571,7 +571,7 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
 
 def test_many_things_that_a_later_run_changed_too_are_counted(store: Store, host: Node) -> None:
     for before, after in ((None, PackageState("1")), (PackageState("1"), PackageState("2"))):
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for number in range(9):
             change = PackageChange(PackageId(f"p{number}"), before, after)
             run.record_done(run.record_intent("packages", "driver", change))
@@ -583,7 +583,7 @@ def test_many_things_that_a_later_run_changed_too_are_counted(store: Store, host
 
 def test_run_of_packages_that_a_later_one_changed_cannot_be_undone(store: Store, host: Node) -> None:
     for before, after in ((None, PackageState("1")), (PackageState("1"), PackageState("2"))):
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), before, after)))
         run.commit("done")
     first, second = store.read_runs()
@@ -603,7 +603,7 @@ def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -
     driver = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("1"))
     module = ModuleChange("nvidia", before=False, after=True)
     for stage, step, change in (("packages", "driver", driver), ("kernel", "module-load", module)):
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent(stage, step, change))
         run.commit("done")
     first, second = store.read_runs()
@@ -614,7 +614,7 @@ def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -
 
 def test_rollback_that_could_not_restore_a_layout_can_be_run_again(store: Store, host: Node) -> None:
     """NVML does not answer while the driver is not loaded."""
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     split = MigChange("GPU-1", MigLayout(enabled=False), MigLayout(enabled=True))
     run.record_done(run.record_intent("runtime", "mig", split))
     file = FileChange(CONTAINERD, FORMER, OURS)

@@ -248,7 +248,7 @@ def test_stopped_daemon_that_fails_to_start_gets_its_old_file_back(store: Store)
 
 def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
     """An interrupted run owes docker's restart; docker did not reject containerd's file."""
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     owe(cut, Trigger("restart", "docker.service"))
     cut.close()
     node = containerd(units={"containerd.service": unit(), "docker.service": unit()})
@@ -265,7 +265,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
     written = converged_node(None).files[CONTAINERD]
     assert isinstance(written, Known)
     assert written.value is not None
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     change = FileChange(CONTAINERD, FileState(BEFORE), written.value, frozenset({RESTART}))
     cut.record_done(*cut.record_intents("runtime", "runtime-config", (change,)))
     cut.close()
@@ -304,7 +304,7 @@ def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
 
     node = containerd(packages={"containerd": "2.1.9"})
     host = Full(node)
-    earlier = store.begin("setup", version="test")
+    earlier = store.begin("setup")
     owe(earlier, Trigger("restart", "docker.service"))
     earlier.close()
     with pytest.raises(ChangeFailed, match="no room") as caught:
@@ -344,8 +344,9 @@ def setup_with_notices(node: Facts, host: Node, store: Store) -> tuple[SetupResu
     return done, [event.text for event in events if isinstance(event, Notice)]
 
 
-def test_interrupted_run_is_reported_and_finished(store: Store) -> None:
-    cut = store.begin("setup", version="test", user="ada")
+def test_interrupted_run_is_reported_and_finished(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ada")
+    cut = store.begin("setup")
     cut.close()
 
     done, (said,) = setup_with_notices(containerd(), Node(containerd()), store)
@@ -359,7 +360,7 @@ def test_interrupted_run_is_reported_and_finished(store: Store) -> None:
 def test_interrupted_run_with_nothing_left_is_reported_once(store: Store) -> None:
     first = Node(containerd())
     run(containerd(), first, store, recipe("containerd"))
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     cut.close()
     node = containerd(files={CONTAINERD: first.bytes_of(CONTAINERD)})
 
@@ -375,7 +376,7 @@ def test_interrupted_run_with_nothing_left_is_reported_once(store: Store) -> Non
 
 
 def record_pending_trigger(store: Store, trigger: Trigger) -> float:
-    cut = store.begin("setup", version="test")
+    cut = store.begin("setup")
     owe(cut, trigger)
     cut.close()
     return store.find_pending_triggers()[trigger]
@@ -416,7 +417,7 @@ def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
 
 def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> None:
     node, cold = containerd(), Trigger("initramfs")
-    failed = store.begin("setup", version="test")
+    failed = store.begin("setup")
     owe(failed, cold)
     failed.commit("failed", "the initramfs could not be rebuilt")
     whole = replace(node, files=converged_node(None).files)
@@ -435,7 +436,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
 
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
 def test_only_interrupted_runs_are_called_interrupted(store: Store, cut: bool, words: str) -> None:
-    begun = store.begin("setup", version="test")
+    begun = store.begin("setup")
     owe(begun, RESTART)
     if cut:
         begun.close()
@@ -711,7 +712,7 @@ def test_undo_before_the_reboot_disables_and_removes_the_resume_unit(store: Stor
     host = Node(node_needing_reboot())
     run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
     if stays:  # a package of the driver that others need now
-        installed = store.begin("setup", version="test")
+        installed = store.begin("setup")
         driver = PackageChange(PackageId(stays), None, PackageState("580.95.05-1"))
         installed.record_done(installed.record_intent("packages", "driver", driver))
         installed.commit("done")

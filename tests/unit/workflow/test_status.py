@@ -134,7 +134,7 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
     owes = frozenset({Trigger("initramfs")})
     for one in verbs:
         verb, _, is_done = one.partition(" ")
-        run = store.begin(cast("Verb", verb), version="test")
+        run = store.begin(cast("Verb", verb))
         change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)
         run.record_done(run.record_intent("packages", "nouveau", change))
         run.commit("done" if is_done else "failed")
@@ -147,7 +147,7 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
 def test_status_names_the_whole_command_of_an_undo_that_was_cut_short(tmp_path: Path) -> None:
     """A plain rollback would offer to undo another run."""
     store, facts = Store(tmp_path), nodes.converged()
-    run = store.begin("rollback", version="test", argv=("rollback", "2", "--packages"))
+    run = store.begin("rollback", argv=("rollback", "2", "--packages"))
     change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, frozenset({Trigger("initramfs")}))
     run.record_done(run.record_intent("packages", "nouveau", change))
     run.close()

@@ -147,7 +147,7 @@ def store(tmp_path: Path) -> Store:
 def host(store: Store) -> Machine:
     """Return a node after that setup."""
     made = Machine(machine(files={CONTAINERD: FORMER}))
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     for stage, step, change in CHANGES:
         run.record_done(run.record_intent(stage, step, change))
         made.apply([change])
@@ -212,7 +212,7 @@ class TestWholeRollback:
     def test_undone_rollback_enables_the_unit_whose_file_it_restores(self, store: Store) -> None:
         """gpunode's own unit comes with no package."""
         file, service = FileChange(MPS_UNIT_FILE, None, FileState(b"[Unit]\n")), ServiceChange(MPS_SERVICE, OFF, ON)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("kernel", "mps", (file, service)))
         run.commit("done")
         node = Machine(machine(files={MPS_UNIT_FILE: FileState(b"[Unit]\n")}))
@@ -258,7 +258,7 @@ class TestWholeRollback:
 
     def test_package_that_gets_only_its_marks_back_keeps_what_it_needs(self, host: Machine, store: Store) -> None:
         marked, before = PackageState("1"), PackageState("1", auto=True)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for change in (
             PackageChange(PackageId("zfs"), before, marked),
             PackageChange(PackageId("gcc"), None, PackageState("9")),
@@ -297,7 +297,7 @@ class TestWholeRollback:
         is_masked: bool,
     ) -> None:
         """A package enables its unit, and gpunode starts it: enabling a masked unit would end each removal."""
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("kernel", "persistence", ServiceChange(UNIT, before, ON)))
         run.commit("done")
         facts = machine(units={UNIT: Unit(now, masked=is_masked)})
@@ -312,7 +312,7 @@ class TestWholeRollback:
     @pytest.mark.parametrize("now", [ON, ServiceState(enabled=False, active=True)])
     def test_unit_that_a_boot_started_is_stopped(self, store: Store, verb: Verb, now: ServiceState) -> None:
         """Setup enables MPS before the driver is loaded; its daemon would run on without its unit."""
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("kernel", "mps", ServiceChange(UNIT, OFF, ServiceState(enabled=True, active=False)))
         )
@@ -344,7 +344,7 @@ class TestWholeRollback:
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_former_file_is_named_not_written_over_a_packages(self, host: Machine, store: Store, verb: Verb) -> None:
         former, packaged = FileState(b"the user's key"), FileState(b"key of the package")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("sources", "x", FileChange(CUDA_KEYRING, former, FileState(b"our key"))))
         run.commit("done")
         host.owned, host.files[CUDA_KEYRING] = {"cuda-keyring": (CUDA_KEYRING,)}, packaged
@@ -375,7 +375,7 @@ class TestWholeRollback:
     def test_undo_of_an_undo_edits_the_file_of_a_package_again(self, host: Machine, store: Store) -> None:
         """Debian's containerd ships the file that setup edits and a rollback restores."""
         shipped, ours = FileState(b"version = 2\n"), FileState(b"version = 2\n[nvidia]\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, shipped, ours)))
         run.commit("done")
         host.owned, host.files[CONTAINERD] = {"containerd": (CONTAINERD,)}, ours
@@ -571,7 +571,7 @@ class TestWholeRollback:
 
     def test_later_run_on_the_same_package_must_be_rolled_back_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent(
                 "packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), NEW, PackageState("595.1-1"))
@@ -598,7 +598,7 @@ class TestWholeRollback:
         self, store: Store, brought: str, package: str, later: str, path: str
     ) -> None:
         host = Machine(machine())
-        first, second = store.begin("setup", version="test"), None
+        first, second = store.begin("setup"), None
         made: dict[str, Change] = {
             CUDA_LIST: FileChange(CUDA_LIST, None, FileState(b"deb x\n")),
             DAEMON_JSON: FileChange(DAEMON_JSON, None, FileState(b"{}")),
@@ -607,7 +607,7 @@ class TestWholeRollback:
         lower, upper = (made.get(name, PackageChange(PackageId.of(name), None, NEW)) for name in (package, path))
         first.record_done(first.record_intent("packages", brought, lower))
         first.commit("done")
-        second = store.begin("setup", version="test", recipe="docker")
+        second = store.begin("setup", recipe="docker")
         stage = "runtime" if path == DAEMON_JSON else "packages"
         second.record_done(second.record_intent(stage, later, upper))
         second.commit("done")
@@ -634,10 +634,10 @@ class TestWholeRollback:
     ) -> None:
         toolkit, before = "nvidia-container-toolkit", FileState(b"{ }")
         host = Machine(machine(files={DAEMON_JSON: before}))
-        first = store.begin("setup", version="test")
+        first = store.begin("setup")
         first.record_done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
         first.commit("done")
-        second, change = store.begin(verb, version="test"), FileChange(DAEMON_JSON, before, FileState(b"{}"))
+        second, change = store.begin(verb), FileChange(DAEMON_JSON, before, FileState(b"{}"))
         second.record_done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
@@ -651,7 +651,7 @@ class TestWholeRollback:
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_of_a_package_fires_the_triggers_of_its_installation(self, store: Store, verb: str) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent(
                 "packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW, frozenset({RESTART}))
@@ -666,10 +666,10 @@ class TestWholeRollback:
     def test_downgrade_is_not_blocked_by_a_later_run(self, store: Store) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         host.archives[toolkit] = frozenset({OLD.version})
-        first = store.begin("setup", version="test")
+        first = store.begin("setup")
         first.record_done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
         first.commit("done")
-        second, change = store.begin("setup", version="test"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
+        second, change = store.begin("setup"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
         second.record_done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
@@ -683,7 +683,7 @@ class TestWholeRollback:
     ) -> None:
         host, there = Machine(machine()), PackageState("1.6")
         host.archives[runtime] = frozenset({"1.5"})
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there))
         )
@@ -719,7 +719,7 @@ class TestWholeRollback:
     ) -> None:
         host = Machine(machine())
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "step", change))
         run.commit("done")
         packages = {str(change.id): NEW} if isinstance(change, PackageChange) else {}
@@ -741,7 +741,7 @@ class TestWholeRollback:
     ) -> None:
         """docker.io.postrm deletes /var/lib/docker in a purge, also when the package was removed before."""
         host, present = Machine(machine()), replace(NEW, config_files_only=is_removed)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         added = [PackageChange(PackageId(name), None, NEW) for name in ("docker.io", "docker-cli")]
         run.record_done(*run.record_intents("packages", "runtime-install", added))
         run.commit("done")
@@ -767,7 +767,7 @@ class TestWholeRollback:
         self, store: Store, verb: str, before: PackageState | None
     ) -> None:
         """A vendor's installer adds its module to DKMS without a package, and DKMS only recommends headers."""
-        host, run = Machine(machine()), store.begin("setup", version="test")
+        host, run = Machine(machine()), store.begin("setup")
         steps = {"linux-headers-amd64": "headers", "dkms": "dependencies", "nvidia-kernel-dkms": "driver"}
         for name, step in steps.items():
             run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), before, NEW)))
@@ -787,7 +787,7 @@ class TestWholeRollback:
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
         run, restart = newest(store), Trigger("restart", "docker.service")
-        cut = store.begin("setup", version="test")
+        cut = store.begin("setup")
         cut.record_done(
             cut.record_intent("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart})))
         )
@@ -801,7 +801,7 @@ class TestWholeRollback:
             )
 
     def test_package_depending_on_a_lost_package_is_not_restored(self, host: Machine, store: Store) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             *run.record_intents(
                 "packages", "x", [PackageChange(PackageId.of(name), OLD, None) for name in ("lost", "needs-lost")]
@@ -820,7 +820,7 @@ class TestWholeRollback:
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/ours.conf"
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "x", FileChange(path, FORMER, OURS)))
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, OURS, None),)))
         run.record_done(
@@ -835,7 +835,7 @@ class TestWholeRollback:
         assert ServiceChange(UNIT, OFF, ON) in again.changes
 
     def test_driver_version_change_needs_consent_too(self, host: Machine, store: Store) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
@@ -847,7 +847,7 @@ class TestWholeRollback:
 
     def test_rollback_to_the_loaded_driver_needs_no_reboot(self, host: Machine, store: Store) -> None:
         newer = PackageState("580.200.01-1")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), NEW, newer)))
         run.commit("waiting")
         host.archives["libcuda1"] = frozenset({NEW.version})
@@ -858,7 +858,7 @@ class TestWholeRollback:
     def test_service_that_the_run_stopped_is_started_again(self, host: Machine, store: Store, *, active: bool) -> None:
         """It waited for the upgrade's reboot, which the undo makes unnecessary."""
         newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for stage, change in (
             ("packages", ServiceChange(UNIT, ON, ServiceState(enabled=True, active=False), frozenset({start}))),
             ("packages", PackageChange(PackageId("libcuda1"), NEW, newer)),
@@ -879,7 +879,7 @@ class TestWholeRollback:
         self, host: Machine, store: Store, *, masked: bool
     ) -> None:
         newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for change in (
             ServiceChange(UNIT, ON, ServiceState(enabled=True, active=False), frozenset({start})),
             PackageChange(PackageId("libcuda1"), NEW, newer),
@@ -900,7 +900,7 @@ class TestWholeRollback:
         self, host: Machine, store: Store, builder: str, *, is_reason: bool
     ) -> None:
         """The kernel has the proprietary module of 580.178.04 (``facts_now``)."""
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for change in (
             PackageChange(PackageId(builder), NEW, None),
             PackageChange(PackageId("nvidia-open"), None, PackageState("595.91.07-1")),
@@ -913,7 +913,7 @@ class TestWholeRollback:
 
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
-        cut = store.begin("rollback", version="test", undoes=run)
+        cut = store.begin("rollback", undoes=run)
         change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
         cut.record_done(cut.record_intent("runtime", "step", change))
         cut.close()
@@ -928,7 +928,7 @@ class TestWholeRollback:
     def test_setup_that_put_its_file_back_leaves_nothing_to_undo(self, host: Machine, store: Store) -> None:
         rejected = FileState(b"rejected\n")
         host.files[CONTAINERD] = FORMER
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
             run.record_done(
                 run.record_intent(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART})))
@@ -941,11 +941,11 @@ class TestWholeRollback:
     def test_later_run_may_change_a_file_that_setup_put_back(self, host: Machine, store: Store) -> None:
         rejected, later = FileState(b"rejected\n"), FileState(b"later\n")
         host.files[CONTAINERD] = FORMER
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
             run.record_done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after)))
         run.commit("failed")
-        second = store.begin("setup", version="test")
+        second = store.begin("setup")
         second.record_done(second.record_intent("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
         second.commit("done")
         host.files[CONTAINERD] = later
@@ -954,7 +954,7 @@ class TestWholeRollback:
 
     def test_edit_after_the_package_was_reinstalled_is_kept(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
@@ -965,7 +965,7 @@ class TestWholeRollback:
         assert plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD})).steps == ()
 
     def test_foreign_file_in_place_of_a_purged_conffile_is_kept(self, host: Machine, store: Store) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(DAEMON_JSON, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
@@ -982,7 +982,7 @@ class TestWholeRollback:
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
     def test_file_created_after_the_purge_is_kept(self, host: Machine, store: Store) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(DAEMON_JSON, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
@@ -996,7 +996,7 @@ class TestWholeRollback:
 
     def test_plain_rollback_leaves_conffiles_of_purged_packages_alone(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
@@ -1009,7 +1009,7 @@ class TestWholeRollback:
 
     def test_purged_conffile_is_restored_with_its_edits(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
@@ -1028,7 +1028,7 @@ class TestWholeRollback:
         self, host: Machine, store: Store, edited: FileState
     ) -> None:
         path, shipped = "/etc/nvidia/old.conf", FileState(b"as shipped\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
@@ -1048,7 +1048,7 @@ class TestWholeRollback:
 
     def test_conffile_is_not_restored_without_its_package(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
@@ -1065,7 +1065,7 @@ class TestWholeRollback:
         self, host: Machine, store: Store, is_packaged: bool, goes: bool
     ) -> None:
         path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(*run.record_intents("packages", OVERWRITTEN_STEP_ID, (FileChange(path, foreign, None),)))
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
@@ -1084,7 +1084,7 @@ class TestWholeRollback:
         host.owned = {"nvidia-smi": (paths["nvidia-debugdump"],)}
         found = encode_matches(iter([GlobMatch(path) for path in paths.values()]))
         host.globs = {"/usr/bin/nvidia-*": Capture("glob", "ok", found)}
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         applier = Applier(host, run, lambda _: None, lambda: None)
         applier.apply_packages("packages", (PackageChange(PackageId("libcuda1"), None, NEW),), lambda _: "driver")
         run.commit("done")
@@ -1096,7 +1096,7 @@ class TestWholeRollback:
         path = "/etc/nvidia/new.conf"
         host.globs = {path: Capture(path, "failed", error="it is a folder")}
         host.after_packages = {STATUS: FileState(paragraph("nvidia-driver", conffile=path).encode())}
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         applier = Applier(host, run, lambda _: None, lambda: None)
         change = PackageChange(PackageId("nvidia-driver"), None, NEW)
         applier.apply_packages("packages", (change,), lambda _: "driver")
@@ -1120,7 +1120,7 @@ class TestWholeRollback:
     ) -> None:
         path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
         sum_ = hashlib.md5(shipped.content).hexdigest()
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
@@ -1167,7 +1167,7 @@ def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) 
     """Packages that it never reached may have been installed by a user since."""
     host = Node(machine(), refuses=PackageChange)
     host.files[STATUS] = FileState("".join((paragraph("dpkg"), paragraph("dkms"), HALF)).encode())
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     names = ("dkms", "half", "docker.io", "libnvidia:i386")
     batch = tuple(PackageChange(PackageId.of(name), None, PackageState("1")) for name in names)
     with pytest.raises(ChangeFailed, match="it could not be done"):
@@ -1186,7 +1186,7 @@ def test_package_in_dpkgs_journal_counts_as_touched(store: Store) -> None:
         "/var/lib/dpkg/updates/0000", data=b"Package: libcuda1\nStatus: install ok unpacked\nVersion: 1\n"
     )
     host.globs["/var/lib/dpkg/updates/*"] = Capture("updates", "ok", encode_matches(iter([entry])))
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     batch = tuple(PackageChange(PackageId(name), None, PackageState("1")) for name in ("libcuda1", "docker.io"))
     with pytest.raises(ChangeFailed):
         Applier(host, run, ignore_event, lambda: None).apply_packages("packages", batch, lambda change: str(change.id))
@@ -1198,7 +1198,7 @@ def test_package_in_dpkgs_journal_counts_as_touched(store: Store) -> None:
 def test_failed_transaction_counts_as_whole_when_dpkg_status_is_unknown(store: Store, status: FileState | None) -> None:
     host = Node(machine(), refuses=PackageChange)
     host.files[STATUS] = status
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     change = PackageChange(PackageId("dkms"), None, PackageState("1"))
     with pytest.raises(ChangeFailed, match="it could not be done"):
         Applier(host, run, ignore_event, lambda: None).apply_packages("packages", (change,), lambda _: "x")
@@ -1248,7 +1248,7 @@ class TestRemove:
 
     def test_edit_between_two_setups_is_kept(self, host: Machine, store: Store) -> None:
         between = FileState(b"# mine\n# theirs\nnvidia = true\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         again = FileChange(CONTAINERD, between, FileState(b"# mine\n# theirs\nnvidia = 2\n"), frozenset({RESTART}))
         run.record_done(run.record_intent("runtime", "step", again))
         run.commit("done")
@@ -1284,7 +1284,7 @@ class TestRemove:
         left: FileState | None,
     ) -> None:  # fmt: skip
         for change in (FileChange(path, before, first), FileChange(path, edited, second)):
-            run = store.begin("setup", version="test")
+            run = store.begin("setup")
             run.record_done(run.record_intent("runtime", "step", change))
             run.commit("done")
         made = Machine(machine(files={path: second}))
@@ -1307,7 +1307,7 @@ class TestRemove:
         second = restrict_writes_to_root(replace(edited, content=edited.content.replace(b"g = 2", b"g = 1")))
         first = FileState(b"a = 1\ng = 1\n")
         for change in (FileChange(CONTAINERD, FileState(b"a = 1\n"), first), FileChange(CONTAINERD, edited, second)):
-            run = store.begin("setup", version="test")
+            run = store.begin("setup")
             run.record_done(run.record_intent("runtime", "step", change))
             run.commit("done")
         made = Machine(machine(files={CONTAINERD: second}))
@@ -1328,7 +1328,7 @@ class TestRemove:
         made = undone if verb == "rollback" else []
         last: tuple[Verb, FileState | None, FileState | None] = ("setup", first if made else edited, later)
         for verb_made, before, after in (("setup", first, earlier), *made, last):
-            run = store.begin(verb_made, version="test", undoes=newest(store) if verb_made == "rollback" else "")
+            run = store.begin(verb_made, undoes=newest(store) if verb_made == "rollback" else "")
             run.record_done(run.record_intent("runtime", "step", FileChange(path, before, after)))
             run.commit("done")
         node = Machine(machine(files={path: earlier}))
@@ -1344,7 +1344,7 @@ class TestRemove:
         first, second = FileState(b"x\ny\ngpunode's\n"), FileState(b"x\ngpunode's\n")
         edited = FileState(b"x\ntheirs\n")
         for change in (FileChange(BLACKLIST, FileState(b"x\ny\n"), first), FileChange(BLACKLIST, edited, second)):
-            run = store.begin("setup", version="test")
+            run = store.begin("setup")
             run.record_done(run.record_intent("runtime", "step", change))
             run.commit("done")
         with pytest.raises(Conflict, match="was edited since gpunode wrote it"):
@@ -1368,7 +1368,7 @@ class TestRemove:
     def test_daemon_json_stays_valid_for_dockerd(
         self, host: Machine, store: Store, document: bytes, left: bytes | None
     ) -> None:
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         made = FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}')
         change = FileChange(DAEMON_JSON, None, made, frozenset({Trigger("reload", "docker.service")}))
         run.record_done(run.record_intent("runtime", "runtime-config", change))
@@ -1388,12 +1388,12 @@ class TestRemove:
     ) -> None:
         """Two setups wrote the file, and a rollback of the second was killed before or after it restored the first."""
         second = FileState(b"# mine\nnvidia = 2\n")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART})))
         )
         run.commit("done")
-        cut = store.begin("rollback", version="test", undoes=run.id)
+        cut = store.begin("rollback", undoes=run.id)
         cut.record_intent("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
@@ -1405,7 +1405,7 @@ class TestRemove:
         self, host: Machine, store: Store, is_built: bool
     ) -> None:
         name = "nvidia-kernel-open-dkms"
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId(name), None, NEW)))
         run.commit("done")
         tree = frozenset({"/var/lib/dkms/nvidia/580.178.04"}) if is_built else frozenset[str]()
@@ -1478,7 +1478,7 @@ class TestRemove:
             "nvidia-fs-dkms": ("gpudirect", NEW),
         }
         host = Machine(machine(files=content))
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for path, state in content.items():
             run.record_done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
         for name, (step, version) in packages.items():
@@ -1504,7 +1504,7 @@ class TestRemove:
         ours = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
         files = {CUDA_LIST: (None, ours), theirs: (former, None), CUDA_KEYRING: (FileState(b"armored"), key)}
         host = Machine(machine(files={CUDA_KEYRING: key, CUDA_LIST: ours}))
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for path, (before, after) in files.items():
             run.record_done(run.record_intent("sources", "cuda-repository", FileChange(path, before, after)))
         run.record_done(
@@ -1532,7 +1532,7 @@ class TestRemove:
 
     def test_package_that_only_loses_its_hold_is_not_called_changed(self, host: Machine, store: Store) -> None:
         before, after = PackageState("2"), PackageState("2", held=True)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         marked = PackageChange(PackageId("nvidia-persistenced"), before, after)
         run.record_done(run.record_intent("packages", "marks", marked))
         run.commit("done")
@@ -1545,7 +1545,7 @@ class TestRemove:
         listed = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
         host = Machine(machine(files={CUDA_KEYRING: key, theirs: listed}))
         for former in (FileState(b"two keys"), None):
-            run = store.begin("setup", version="test")
+            run = store.begin("setup")
             run.record_done(run.record_intent("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
             run.commit("done")
             back = plan_rollback(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
@@ -1559,7 +1559,7 @@ class TestRemove:
         self, host: Machine, store: Store, *, now_auto: bool, back_to_auto: bool | None
     ) -> None:
         before, after = PackageState("2", auto=True), PackageState("2")
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after))
         )
@@ -1571,7 +1571,7 @@ class TestRemove:
 
     def test_manual_mark_set_since_is_kept(self, host: Machine, store: Store) -> None:
         before, after = PackageState("1", auto=True), PackageState("2", auto=True)
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         run.record_done(
             run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after))
         )
@@ -1629,7 +1629,7 @@ def test_undone_removal_loads_the_driver_before_its_services(
     store: Store, package: str, modules: frozenset[str], made: list[tuple[str, object]], reason: str
 ) -> None:
     """The persistence daemon does not start without the module."""
-    removal = store.begin("remove", version="test", with_packages=True)
+    removal = store.begin("remove", with_packages=True)
     for change in (
         ServiceChange(UNIT, ON, OFF),
         PackageChange(PackageId(package), NEW, None),
@@ -1646,7 +1646,7 @@ def test_undone_removal_loads_the_driver_before_its_services(
 
 def test_undone_setup_loads_no_module_of_the_driver_that_leaves(store: Store) -> None:
     """The driver that is rolled back does not load: modprobe would fail, or load it with older libraries."""
-    run = store.begin("setup", version="test")
+    run = store.begin("setup")
     change = PackageChange(PackageId("nvidia-kernel-dkms"), OLD, NEW)
     run.record_done(run.record_intent("packages", "step", change))
     run.commit("done")
@@ -1697,7 +1697,7 @@ class TestLeftoversOfARemoval:
     def test_generated_cdi_file_and_loaded_module_are_named(self, host: Machine, store: Store) -> None:
         spec = "/var/run/cdi/nvidia.yaml"
         promise = FileChange(spec, None, Deferred("the GPUs", "nvidia-ctk"), frozenset({Trigger("cdi")}))
-        run = store.begin("setup", version="test")
+        run = store.begin("setup")
         for change in (promise, ModuleChange("nvidia-fs", before=False, after=True)):
             run.record_done(run.record_intent("kernel", "step", change))
         run.commit("done")

@@ -13,6 +13,7 @@ from gpunode.host.apt import Apt, plan_marks
 from gpunode.host.port import Progress
 from gpunode.host.process import FinishedCommand, OnLine, Runner
 from gpunode.package_id import PackageId
+from tests.fakes.skipped_time import SkippedTime
 
 NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
 GONE = "E: Failed to fetch http://h.example/x.deb  404  Not Found\n"
@@ -67,10 +68,9 @@ class Scripted(Runner):
 class Bench:
     def __init__(self, root: Path, **answers: list[tuple[int, str, str]]) -> None:
         (root / "lists").mkdir(parents=True)
-        self.waited: list[float] = []
         self.progress: list[Progress] = []
         self.runner = Scripted(root, **answers)
-        self.apt = Apt(self.runner, self.progress.append, 30, sleep=self.waited.append)
+        self.apt = Apt(self.runner, self.progress.append, 30)
 
 
 def test_transaction_is_one_install_with_safe_options(tmp_path: Path) -> None:
@@ -169,13 +169,13 @@ def test_empty_transaction_runs_nothing(tmp_path: Path) -> None:
     assert bench.runner.commands == []
 
 
-def test_network_failure_is_retried_and_then_reported(tmp_path: Path) -> None:
+def test_network_failure_is_retried_and_then_reported(tmp_path: Path, skipped_time: SkippedTime) -> None:
     bench = Bench(tmp_path, install=[(100, "", NETWORK)] * 9)
     with pytest.raises(ChangeFailed, match="cannot be reached") as caught:
         bench.apt.transact((DRIVER,))
     assert len(bench.runner.made("install")) == 4
-    assert sum(bench.waited) == pytest.approx(30)
-    assert max(bench.waited) <= 0.2, "a signal is heeded between two looks"
+    assert skipped_time.total_s == pytest.approx(30)
+    assert max(skipped_time.waits) <= 0.2, "a signal is heeded between two looks"
     assert "h.example" in caught.value.why
     assert "[repositories]" in caught.value.hint
     told = dict.fromkeys(progress.detail for progress in bench.progress if progress.phase == "wait")
@@ -184,7 +184,7 @@ def test_network_failure_is_retried_and_then_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_refused_connection_is_not_retried(tmp_path: Path) -> None:
+def test_refused_connection_is_not_retried(tmp_path: Path, skipped_time: SkippedTime) -> None:
     said = (
         "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1). - connect (111: "
         "Connection refused)\n"
@@ -192,7 +192,7 @@ def test_refused_connection_is_not_retried(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", said)] * 9)
     with pytest.raises(ChangeFailed, match="refuses the connection") as caught:
         bench.apt.transact((DRIVER,))
-    assert bench.waited == []
+    assert skipped_time.waits == []
     assert "[repositories]" in caught.value.hint
 
 
@@ -251,12 +251,12 @@ def test_dpkg_is_waited_for_after_apt_was_killed(tmp_path: Path, monkeypatch: py
     assert bench.runner.made("mark")[-1][-2:] == ("auto", "firmware")
 
 
-def test_hanging_apt_is_reported_and_not_retried(tmp_path: Path) -> None:
+def test_hanging_apt_is_reported_and_not_retried(tmp_path: Path, skipped_time: SkippedTime) -> None:
     bench = Bench(tmp_path, install=[(124, "", NETWORK)])
     with pytest.raises(ChangeFailed, match="did not finish within") as caught:
         bench.apt.transact((DRIVER,))
     assert "dpkg --configure -a" in caught.value.hint
-    assert bench.waited == []
+    assert skipped_time.waits == []
 
 
 def test_warning_of_an_older_apt_fails_the_refresh(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_dkms_build_log_is_read_inside_the_root(tmp_path: Path) -> None:
     assert caught.value.why == "nv.c:1:1: error: no such thing"
 
 
-def test_network_error_of_a_maintainer_script_is_not_retried(tmp_path: Path) -> None:
+def test_network_error_of_a_maintainer_script_is_not_retried(tmp_path: Path, skipped_time: SkippedTime) -> None:
     said = (
         "curl: (7) Failed to connect: Connection refused\n"
         "dpkg: error processing package x (--configure):\n installed x package post-installation script … 7\n"
@@ -298,7 +298,7 @@ def test_network_error_of_a_maintainer_script_is_not_retried(tmp_path: Path) -> 
     bench = Bench(tmp_path, install=[(100, "", said)])
     with pytest.raises(ChangeFailed, match="package x could not be set up"):
         bench.apt.transact((DRIVER,))
-    assert bench.waited == []
+    assert skipped_time.waits == []
 
 
 def test_simulation_without_apt_is_none(tmp_path: Path) -> None:

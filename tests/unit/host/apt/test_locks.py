@@ -10,8 +10,8 @@ from gpunode.host.locks import (
     LockHolder,
     find_holder,
     find_lock_pid,
-    find_script_process,
     make_holder,
+    script_pids,
     wait_until_script_ended,
 )
 from gpunode.host.port import Progress
@@ -50,7 +50,7 @@ def test_fifo_as_a_lock_does_not_block(tmp_path: Path) -> None:
     assert find_holder(str(tmp_path / "lock")) is None
 
 
-def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path) -> None:
+def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def process(pid: int, *words: str) -> Path:
         (tmp_path / str(pid)).mkdir()
         path = tmp_path / str(pid) / "cmdline"
@@ -59,18 +59,18 @@ def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path) ->
 
     process(7, "vi", "-R", "/usr/sbin/update-initramfs")
     (tmp_path / "8").mkdir()  # it has ended meanwhile
-    assert find_script_process("update-initramfs", proc=tmp_path) is None
+    assert list(script_pids("update-initramfs", proc=tmp_path)) == []
     script = process(9, "/bin/sh", "/usr/sbin/update-initramfs", "-u")
-    assert (
-        str(find_script_process("update-initramfs", proc=tmp_path))
-        == "process 9 (/bin/sh /usr/sbin/update-initramfs -u)"
-    )
 
     waits: list[Progress] = []
-    wait_until_script_ended("update-initramfs", 60, waits.append, proc=tmp_path, sleep=lambda _seconds: script.unlink())
-    assert len(waits) == 1
+    monkeypatch.setattr("time.sleep", lambda _seconds: script.unlink())
+    wait_until_script_ended("update-initramfs", 60, waits.append, proc=tmp_path)
+    assert [wait.detail for wait in waits] == [
+        "up to 60 s: process 9 (/bin/sh /usr/sbin/update-initramfs -u) is already running"
+    ]
     waited: list[float] = []
-    wait_until_script_ended("vi", 3, waits.append, proc=tmp_path, sleep=waited.append)
+    monkeypatch.setattr("time.sleep", waited.append)
+    wait_until_script_ended("vi", 3, waits.append, proc=tmp_path)
     assert sum(waited) == pytest.approx(3), "no longer than it is told to"
     assert max(waited) <= 0.2, "a signal is heeded between two looks"
     assert "up to 3 s: process 7" in waits[-1].detail
