@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.output_options import ReportScreen
@@ -19,13 +17,11 @@ from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
-from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
+from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.wording import format_seconds
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.recipe import Recipe
@@ -205,6 +201,8 @@ class Screen(ReportScreen):
         self._live.close()  # each redraw of the progress line would erase the question and what is typed
         if not _print_on_keyboard_terminal(self._printer.encode_text(question)):
             self._printer.print_raw(question)  # input() would write it to standard error, which may be a file
+        from gpunode.cli.signals import interruptible_wait  # a plan asks nothing
+
         with interruptible_wait():
             try:
                 return input().strip()
@@ -235,26 +233,3 @@ def _print_on_keyboard_terminal(question: str) -> bool:
     with os.fdopen(terminal, "w", encoding="utf-8") as stream:
         stream.write(question)
     return True
-
-
-def interruptible_wait() -> AbstractContextManager[None]:
-    """Let signals end the command at once while it only waits."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        kind = Interrupted if number == signal.SIGINT else Terminated
-        raise kind("stopped before anything was changed", why="it received a signal", hint="run the command again")
-
-    return handle_signals(stop)
-
-
-@contextmanager
-def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that end a run; one that was ignored at the start, as under nohup, stays ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, handler) for number in handled}
-    try:
-        yield
-    finally:
-        for number, previous in former.items():
-            signal.signal(number, previous)

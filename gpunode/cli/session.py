@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import create_announcer
-from gpunode.cli.node_screen import Screen, handle_signals, interruptible_wait
+from gpunode.cli.node_screen import Screen
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
+from gpunode.cli.signals import handle_signals, interruptible_wait
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost

@@ -248,10 +248,10 @@ def test_rollback_after_a_failed_run_spares_the_run_before_it(
 @pytest.mark.parametrize("is_blank", [False, True])
 def test_rollback_without_a_run_undoes_no_earlier_one_unasked(tmp_path: Path, is_blank: bool) -> None:
     node = MemoryNode(tmp_path, Packages({}, {}), {CONTAINERD: FileState(b"ours")})
-    earlier = Store(tmp_path).begin("setup", version="test")
+    earlier = Store(tmp_path).begin("setup")
     earlier.record_done(earlier.record_intent("runtime", "step", FileChange(CONTAINERD, None, FileState(b"ours"))))
     earlier.commit("done")
-    later = Store(tmp_path).begin("setup", version="test")
+    later = Store(tmp_path).begin("setup")
     later.commit("done")
     if is_blank:
         Path(tmp_path, "var/lib/gpunode/runs", later.id, "journal.jsonl").write_bytes(b"")
