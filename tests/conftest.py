@@ -6,6 +6,7 @@ off.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -26,8 +27,8 @@ from tests.screen import Screen
 # `make test` tries the same examples in each run; `make test-long` tries twenty times as many new ones and prints the
 # seed. `make mutants` tries a few, the same in each run, so that a surviving mutant survives again. It does not shrink
 # them.
-hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+hypothesis.settings.register_profile("usual", deadline=None, max_examples=50, derandomize=True, database=None)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)
 hypothesis.settings.register_profile(
     "mutants",
     deadline=None,
@@ -46,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Show the progress of the run, in the process that the user sees."""
+    # As gpunode's own program does: a search for cycles among so many objects takes long and finds little.
+    gc.set_threshold(100_000)
     # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode wraps lines there.
     os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):

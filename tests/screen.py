@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 _LINE_EVERY_S: Final = 30.0
 # The rough duration of a folder's tests; the first match counts. Used only to estimate the remaining time.
 _USUAL_S: Final = (
-    ("tests/conformance/crash/", 8.0),
-    ("tests/conformance/power/", 6.0),
+    ("tests/conformance/crash/", 5.0),
+    ("tests/conformance/power/", 4.0),
+    ("tests/conformance/ansible/", 2.0),
     ("tests/conformance/faults/", 0.7),
-    ("tests/conformance/hostile/", 1.0),
+    ("tests/conformance/hostile/", 0.4),
     ("tests/conformance/runtimes/test_vectors.py", 0.3),
     ("tests/conformance/", 0.05),
-    ("tests/laws/", 0.1),
-    ("tests/scenarios/", 0.06),
+    ("tests/laws/", 0.2),
+    ("tests/scenarios/", 0.04),
     ("tests/e2e/", 10.0),
     ("", 0.02),
 )

@@ -49,12 +49,12 @@ def test_citation_in_a_report_stands_in_its_evidence(report: Report) -> None:
 
 
 @given(damaged_reports)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_citation_in_a_damaged_report_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []
 
 
 @given(SEEN)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_citation_of_a_node_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []

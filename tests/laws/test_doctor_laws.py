@@ -68,7 +68,7 @@ def diagnosis(evidence: Evidence) -> Diagnosis:
 
 
 @given(SEEN)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_doctor_answers_any_evidence(evidence: Evidence) -> None:
     examined = diagnose_evidence(evidence)
     assert {finding.explained_by for finding in examined.diagnosis.findings} - {""} <= {
@@ -78,13 +78,13 @@ def test_doctor_answers_any_evidence(evidence: Evidence) -> None:
 
 
 @given(damaged_reports)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_doctor_answers_damaged_and_mixed_reports(evidence: Evidence) -> None:
     diagnose_evidence(evidence)
 
 
 @given(damaged, st.randoms(use_true_random=False))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_diagnosis_does_not_depend_on_the_order_of_evidence(
     rows: tuple[tuple[str, str], ...], chance: random.Random
 ) -> None:
@@ -99,7 +99,7 @@ def test_diagnosis_does_not_depend_on_the_order_of_evidence(
 
 
 @given(SEEN)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_capture_has_the_diagnosis_of_its_node(evidence: Evidence) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_capture(evidence, path := Path(folder) / "node.tar.gz")
@@ -137,6 +137,6 @@ def test_any_source_and_text_is_identified(source: str, text: str) -> None:
 
 
 @given(SEEN)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_follow_up_probes_are_well_formed_for_any_evidence(evidence: Evidence) -> None:
     assert all(probe.argv or probe.path or probe.glob for probe in follow_ups(evidence))

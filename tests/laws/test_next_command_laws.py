@@ -66,7 +66,7 @@ def test_hints_terminate_for_every_drift(drift: Drift, verb: Verb) -> None:
 
 
 @settings(
-    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 @given(recipes(), nodes())
 def test_hints_terminate_for_every_node(wanted: Recipe, node: Facts) -> None:

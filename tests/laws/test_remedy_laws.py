@@ -93,8 +93,8 @@ def taken() -> tuple[tuple[Rows, str], ...]:
 
 
 def some_taken(law: str) -> list[tuple[Rows, str]]:
-    """Return a quarter of these, a different one for each ``law``; all of them in the long run of the tests."""
-    return sample(taken(), law, str, len(taken()) // 4)
+    """Return a tenth of these, a different one for each ``law``; all of them in the long run of the tests."""
+    return sample(taken(), law, str, len(taken()) // 10)
 
 
 def _words(command: str) -> set[str]:

@@ -130,7 +130,7 @@ def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
     return [*(one for one in (*added, *ours) if one not in said or one not in reasons), *marks, *lost]
 
 
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stories())
 def test_remove_after_any_partial_undo_leaves_nothing_unnamed(story: Story) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ ASKED = SetupOptions()
 # These depend on each node's kernel and on what is broken on it.
 NOT_LOCKED = {"headers", "missing-dependencies"}
 quick = settings(
-    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

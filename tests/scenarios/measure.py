@@ -13,11 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 from gpunode.diagnoses import rule_families, symptoms
 from gpunode.diagnoses.model import Diagnosis, NextStep
 from gpunode.diagnoses.report_similarity import ReportWords
-from tests.scenarios.reports import Report, diagnosis, reports
+from tests.scenarios.reports import Piece, Report, diagnosis, reports
 from tests.scenarios.words import words_of
 
 NAMED = 3
@@ -58,14 +59,30 @@ class Answer:
 
 def answers(report: Report) -> list[Answer]:
     """Return doctor's answers to the complete report, and to the report without each of its pieces."""
-    pieces = range(len(report.evidence)) if len(report.evidence) > 1 else ()
-    others = words_of(one for one in reports() if one.thread != report.thread)
-    return [_answer(report, left, others) for left in (None, *pieces)]
+    return [answer(report, left) for left in (None, *removable_pieces(report))]
 
 
-def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
-    pieces = [piece for number, piece in enumerate(report.evidence) if number != left]
-    found = diagnosis(pieces, others)
+def removable_pieces(report: Report) -> range:
+    """Return the indexes of the pieces that can be removed."""
+    return range(len(report.evidence) if len(report.evidence) > 1 else 0)
+
+
+@cache
+def _words_of_others(thread: str) -> ReportWords:
+    return words_of(one for one in reports() if one.thread != thread)
+
+
+def answer(report: Report, left: int | None) -> Answer:
+    """Return doctor's answer to the report without the piece ``left``."""
+    return read_answer(report, left, diagnosis(_without(report, left), _words_of_others(report.thread)))
+
+
+def _without(report: Report, left: int | None) -> list[Piece]:
+    return [piece for number, piece in enumerate(report.evidence) if number != left]
+
+
+def read_answer(report: Report, left: int | None, found: Diagnosis) -> Answer:
+    """Return what ``found``, the diagnosis of the report without the piece ``left``, says."""
     roots = [one for one in found.roots if one.severity != "info"] or list(found.roots)
     named = tuple(dict.fromkeys((*(one.cause for one in roots), *_suspected(found))))
     first = roots[0] if roots else None
@@ -76,7 +93,7 @@ def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
         first.cause if first else "",
         bool(first and first.confidence == "certain"),
         named,
-        any(FAILURE.search(piece["text"]) for piece in pieces),
+        any(FAILURE.search(piece["text"]) for piece in _without(report, left)),
         (
             found.next_step,
             *(one.next_step for one in found.findings),

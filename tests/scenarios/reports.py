@@ -79,10 +79,20 @@ class DiagnosedReport:
 
 
 @cache
+def diagnose_report(report: Report) -> DiagnosedReport:
+    """Return the report with its diagnosis; all tests of a process share the result."""
+    node = take_snapshot(_evidence(report.evidence))
+    return DiagnosedReport(report, node, diagnose(node))
+
+
 def diagnosed_reports() -> tuple[DiagnosedReport, ...]:
-    """Return every report with its diagnosis; all laws of a process share the result."""
-    nodes = ((one, take_snapshot(_evidence(one.evidence))) for one in reports())
-    return tuple(DiagnosedReport(report, node, diagnose(node)) for report, node in nodes)
+    """Return every report with its diagnosis."""
+    return tuple(map(diagnose_report, reports()))
+
+
+def faults_in(report: Report) -> tuple[str, ...]:
+    """Return the root causes in the report that are faults."""
+    return faults(diagnose_report(report).diagnosis)
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:

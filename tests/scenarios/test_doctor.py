@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses import rules_by_cause
-from tests.scenarios.reports import Report, diagnosis, faults, reports
+from tests.scenarios.reports import Report, diagnose_report, faults, reports
 
 
 @pytest.mark.parametrize("cause", sorted(rules_by_cause()))
@@ -18,7 +18,7 @@ def test_every_cause_has_a_labelled_report(cause: str) -> None:
 
 @pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
 def test_expected_cause_is_the_only_root_and_has_its_remedy(report: Report) -> None:
-    found = diagnosis(report.evidence)
+    found = diagnose_report(report).diagnosis
     if not found.findings or found.findings[0].cause != report.cause:
         return  # counted by test_measured
     assert faults(found) == (report.cause,) or [finding.cause for finding in found.roots] == [report.cause], [

@@ -15,7 +15,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.markup import strip_markup
 from gpunode.facts.sources import identify_source
-from tests.scenarios.reports import Piece, Report, faults, reports, roots, some_reports
+from tests.scenarios.reports import Piece, Report, faults, faults_in, reports, roots, some_reports
 
 _NUMBERS = {report: number for number, report in enumerate(reports())}
 # Their pieces are parts of one log in order of time.
@@ -46,7 +46,7 @@ def _typed_command(prompt: str, piece: Piece) -> str:
 def test_transcript_has_the_same_diagnosis(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
     transcript = "".join(_typed_command(prompt, piece) for piece in report.evidence)
-    assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == roots(report.evidence)
+    assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == faults_in(report)
 
 
 def _is_command_or_path(source: str) -> bool:
@@ -83,7 +83,7 @@ _OF_COMMANDS: Final = [
 @pytest.mark.parametrize("report", _OF_COMMANDS, ids=lambda report: report.name)
 def test_post_has_the_same_diagnosis(report: Report) -> None:
     for post in _make_posts(report):
-        assert faults(diagnose(take_snapshot(pasted.parse_text_report(post)))) == roots(report.evidence), post
+        assert faults(diagnose(take_snapshot(pasted.parse_text_report(post)))) == faults_in(report), post
 
 
 @pytest.mark.parametrize("report", some_reports("programs"), ids=lambda report: report.name)
@@ -94,7 +94,7 @@ def test_output_of_a_program_is_not_taken_for_a_post(report: Report) -> None:
 
 @pytest.mark.parametrize("report", some_reports("order and wording"), ids=lambda report: report.name)
 def test_order_and_source_spelling_change_nothing(report: Report) -> None:
-    assert faults_of(report, _NUMBERS[report]) == roots(report.evidence)
+    assert faults_of(report, _NUMBERS[report]) == faults_in(report)
 
 
 def faults_of(report: Report, number: int) -> tuple[str, ...]:

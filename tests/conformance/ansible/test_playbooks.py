@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -27,6 +28,8 @@ ILL = answer(
 UNDONE = answer("rollback", changed=True)
 FETCHED = answer("setup", result={"downloaded": ["libcuda1"]})
 GOOD: dict[str, Sequence[str]] = {"setup": [DONE, SAME], "doctor": [HEALTHY], "rollback": [UNDONE]}
+# In such a play no node waits for another, or for one that fails.
+AT_ONCE: dict[str, object] = {"gpunode_serial": "100%", "gpunode_max_fail_percentage": 100}
 DRAINS = """\
 - name: Note it
   ansible.builtin.shell: echo "WORD {{ inventory_hostname }}" >> "{{ play_log }}"
@@ -112,10 +115,15 @@ def test_preview_shows_every_node_although_the_first_fails(site: Site) -> None:
 
 def test_node_is_drained_if_needed_and_uncordoned_if_healthy(site: Site) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
-    done = site.play("gpunode.node.site", "--limit", "n1,n2", **site.hooks())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert site.hosts["n1"].verbs == ["setup", "setup", "doctor"]
-    assert site.log == ["drain n1", "uncordon n1"], "n2 needed none"
+    site.hosts["n3"].answers(**{**GOOD, "setup": [DRAIN, BROKEN]})
+    done = site.play("gpunode.node.site", "--limit", "n1,n2,n3", **AT_ONCE, **site.hooks())
+    assert site.hosts["n1"].verbs == ["setup", "setup", "doctor"], done.stdout + done.stderr
+    assert sorted(site.log) == ["drain n1", "drain n3", "uncordon n1"], "n2 needed none, and n3 does not work"
+
+
+def failed(done: subprocess.CompletedProcess[str], message: str) -> list[str]:
+    """Return the hosts that failed with the message."""
+    return sorted(re.findall(rf"^fatal: \[(n\d)\]: FAILED! .*{re.escape(message)}", done.stdout, re.MULTILINE))
 
 
 EVERY_NODE = "-lkubernetes.io/os=linux"
@@ -130,62 +138,59 @@ sys.exit(done.returncode)
 """
 
 
-@pytest.mark.parametrize(
-    ("facts", "log"),
-    [
-        (
-            {"nodename": EVERY_NODE},
-            ["drain --ignore-daemonsets --delete-emptydir-data --timeout=600s -- n1", "uncordon -- n1"],
-        ),
-        ({"gpunode_kubectl_node": EVERY_NODE}, []),
-        ({"gpunode_kubectl": ["touch", "/nowhere"]}, []),
-    ],
-)
-def test_node_facts_cannot_override_the_kubectl_variables(
-    site: Site, facts: Mapping[str, object], log: list[str]
-) -> None:
+def test_node_facts_cannot_override_the_kubectl_variables(site: Site) -> None:
     """An attacker who controls a node could otherwise drain all others, or run a program on the controller."""
-    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
-    kubectl, python = site.folder / "kubectl", site.folder / "python"
+    lies: dict[str, dict[str, object]] = {
+        "n1": {"nodename": EVERY_NODE},
+        "n2": {"gpunode_kubectl_node": EVERY_NODE},
+        "n3": {"gpunode_kubectl": ["touch", "/nowhere"]},
+    }
+    kubectl = site.folder / "kubectl"
     kubectl.write_text(f'#!/bin/sh\necho "$*" >>{site.folder}/log\n')
-    inventory = json.loads((site.folder / "hosts.yml").read_text())
-    n1 = inventory["gpu"]["hosts"]["n1"]
-    python.write_text(LYING_PYTHON.format(python=n1["ansible_python_interpreter"], facts=facts))
     kubectl.chmod(0o755)
-    python.chmod(0o755)
-    n1.update(ansible_python_interpreter=str(python), gpunode_kubectl=[str(kubectl)])
+    inventory = json.loads((site.folder / "hosts.yml").read_text())
+    for name, facts in lies.items():
+        site.hosts[name].answers(**{**GOOD, "setup": [DRAIN, DONE]})
+        host, python = inventory["gpu"]["hosts"][name], site.folder / f"python-{name}"
+        python.write_text(LYING_PYTHON.format(python=host["ansible_python_interpreter"], facts=facts))
+        python.chmod(0o755)
+        host.update(ansible_python_interpreter=str(python), gpunode_kubectl=[str(kubectl)])
     (site.folder / "hosts.yml").write_text(json.dumps(inventory))
     hooks = {"gpunode_drain_tasks": "kubectl_drain.yml", "gpunode_uncordon_tasks": "kubectl_uncordon.yml"}
-    done = site.play("gpunode.node.site", "--limit", "n1", **hooks)
-    assert site.log == log, done.stdout + done.stderr
-    assert ("which would override the inventory" in done.stdout + done.stderr) == (log == [])
+    done = site.play("gpunode.node.site", "--limit", "n1,n2,n3", **AT_ONCE, **hooks)
+    said = done.stdout + done.stderr
+    assert site.log == [
+        "drain --ignore-daemonsets --delete-emptydir-data --timeout=600s -- n1",
+        "uncordon -- n1",
+    ], said
+    assert failed(done, "which would override the inventory") == ["n2", "n3"]
 
 
-@pytest.mark.parametrize("name", [EVERY_NODE, "n1\n"])
-def test_invalid_node_name_stops_the_drain(site: Site, name: str) -> None:
-    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
-    kubectl = {"gpunode_kubectl": ["false"], "gpunode_kubectl_node": name}
-    done = site.play("gpunode.node.site", "--limit", "n1", gpunode_drain_tasks="kubectl_drain.yml", **kubectl)
-    assert "is no name of a Node" in done.stdout + done.stderr
-    assert site.hosts["n1"].verbs == ["setup"]
+def test_invalid_node_name_stops_the_drain(site: Site) -> None:
+    names = {"n1": EVERY_NODE, "n2": "n2\n"}
+    inventory = json.loads((site.folder / "hosts.yml").read_text())
+    for host, name in names.items():
+        site.hosts[host].answers(**{**GOOD, "setup": [DRAIN, DONE]})
+        inventory["gpu"]["hosts"][host]["gpunode_kubectl_node"] = name
+    (site.folder / "hosts.yml").write_text(json.dumps(inventory))
+    hooks = {"gpunode_drain_tasks": "kubectl_drain.yml", "gpunode_kubectl": ["false"]}
+    done = site.play("gpunode.node.site", "--limit", "n1,n2", **AT_ONCE, **hooks)
+    assert failed(done, "is no name of a Node") == [*names], done.stdout + done.stderr
+    assert [site.hosts[host].verbs for host in names] == [["setup"]] * len(names)
 
 
-@pytest.mark.parametrize(("envelope", "words"), [(DRAIN, "drain required"), (REBOOT, "reboot required")])
-def test_drain_and_reboot_need_consent(site: Site, envelope: str, words: str) -> None:
-    site.hosts["n1"].answers(**{**GOOD, "setup": [envelope]})
-    done = site.play("gpunode.node.site", "--limit", "n1")
+def test_drain_and_reboot_need_consent(site: Site) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN]})
+    site.hosts["n2"].answers(**{**GOOD, "setup": [REBOOT]})
+    done = site.play("gpunode.node.site", "--limit", "n1,n2", **AT_ONCE)
     assert done.returncode != 0
-    assert words in done.stdout + done.stderr
-    assert "gpunode_reboot" in done.stdout + done.stderr or "gpunode_drain_tasks" in done.stdout + done.stderr
-    assert site.hosts["n1"].verbs == ["setup"]
+    said = done.stdout + done.stderr
+    assert [word in said for word in ("drain required", "reboot required")] == [True, True], said
+    assert [word in said for word in ("gpunode_drain_tasks", "gpunode_reboot")] == [True, True], said
+    assert [site.hosts[host].verbs for host in ("n1", "n2")] == [["setup"]] * 2
 
 
-def test_node_that_fails_after_the_drain_stays_drained(site: Site) -> None:
-    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, BROKEN]})
-    assert site.play("gpunode.node.site", "--limit", "n1", **site.hooks()).returncode != 0
-    assert site.log == ["drain n1"]
-
-
+@pytest.mark.long
 def test_check_mode_previews_with_the_copied_program_and_removes_it(site: Site) -> None:
     node, copied = site.hosts["n1"], site.folder / "bin" / "gpunode"
     copied.parent.mkdir()
@@ -199,6 +204,7 @@ def test_check_mode_previews_with_the_copied_program_and_removes_it(site: Site) 
     assert list(copied.parent.iterdir()) == []
 
 
+@pytest.mark.long
 def test_recipe_file_of_the_controller_keeps_its_name(site: Site) -> None:
     node, recipe = site.hosts["n1"], site.folder / "inference.toml"
     recipe.write_text("schema = 1\n")
@@ -239,6 +245,7 @@ def test_batch_over_the_error_budget_is_rolled_back(site: Site) -> None:
     assert sorted(site.log) == ["drain n2", "drain n3", "uncordon n2", "uncordon n3"], "drained for the rollback"
 
 
+@pytest.mark.long
 def test_node_lost_before_its_diagnosis_stays_drained(site: Site) -> None:
     node = site.hosts["n1"]
     node.answers(**{**GOOD, "setup": [FETCHED, DRAIN, DONE]})
@@ -251,6 +258,7 @@ def test_node_lost_before_its_diagnosis_stays_drained(site: Site) -> None:
     assert site.log == ["drain n1"]
 
 
+@pytest.mark.long
 def test_run_and_drain_of_an_earlier_play_are_not_reused(site: Site) -> None:
     node = site.hosts["n1"]
     last = answer("setup", VerifyFailed("it does not work"), changed=True, result={"run": "0009"})
@@ -296,6 +304,7 @@ def test_ansible_doc_shows_every_plugin_and_the_role(ansible: Ansible, tmp_path:
         assert set(json.loads(shown.stdout)) == set(names)
 
 
+@pytest.mark.long
 def test_ansible_lint_passes(newest: Ansible) -> None:
     place = newest.collections / "ansible_collections" / "gpunode" / "node"
     linted = newest.run("ansible-lint", cwd=place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -14,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tests.conformance.warming import start_no_isolation_for_missing_programs
+
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Calls that change a disk without an audit event; calls with one are counted by it (sys.audit's table).
 _PATCHED: Final = ("write", "pwrite", "fsync", "ftruncate")
 _AUDITED: Final = frozenset(
     f"os.{name}" for name in ("mkdir", "remove", "rmdir", "rename", "link", "symlink", "chmod", "chown", "setxattr")
 ) | {"fcntl.flock", "subprocess.Popen", "os.fork"}
+# Shorter than a sync of a disk, between whose writes a wrong content would stand; without a pause, the readers took a
+# third of the tests' time.
+_BETWEEN_READS_S: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +92,6 @@ def _named(descriptor: int) -> str:
         return str(descriptor)
 
 
-def preload(arguments: Sequence[str]) -> None:
-    """Load every module that a run with ``arguments`` needs, so that a child loads none."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = Path(folder, "names")
-        child = _fork(arguments, Path(folder, "said"), then=lambda: _list_modules(names))
-        _reaped(child)
-        for name in names.read_text().split():
-            importlib.import_module(name)
-
-
-def _list_modules(target: Path) -> None:
-    target.write_text("\n".join(name for name in tuple(sys.modules) if name.partition(".")[0] != "__main__"))
-
-
 def boundaries(arguments: Sequence[str]) -> list[str]:
     """Return the calls by which a whole run with ``arguments`` changes files, in order."""
     counted = Boundaries()
@@ -162,6 +152,7 @@ def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, th
             os.dup2(source, target)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "r" if n == 0 else "w", closefd=False) for n in range(3))
         sys.argv = ["gpunode", *arguments]
+        start_no_isolation_for_missing_programs()
         from gpunode.cli.boundary import run_cli as main
 
         if watched is not None:
@@ -218,5 +209,6 @@ def _poll(read: Callable[[], Any], allowed: Sequence[Any], pipe: int) -> NoRetur
         while os.getppid() == parent:
             if (seen := read()) not in allowed:
                 os.write(pipe, f"{seen!r}\n".encode())
+            time.sleep(_BETWEEN_READS_S)
     finally:
         os._exit(99)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import pytest
 from hypothesis import settings
 
-from tests.conformance.crash.killing import Boundaries, Ended, Poller, boundaries, preload, run
+from tests.conformance.crash.killing import Boundaries, Ended, Poller, boundaries, run
 from tests.conformance.crash.nodes import (
     CREATED,
     DROP_IN,
@@ -36,6 +36,7 @@ from tests.conformance.crash.nodes import (
     row,
     tree,
 )
+from tests.conformance.warming import warm_up
 from tests.fakes.examples import examples, sample
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: setup and rollback do")
@@ -71,7 +72,9 @@ class Lab:
 
     def __post_init__(self) -> None:
         self.bare, self.done = self.case.make(self.folder / "bare"), self.folder / "done"
-        preload(self.case.setup(copy(self.bare, self.folder / "first")))
+        first = copy(self.bare, self.folder / "first")
+        for command in (self.case.setup, self.case.rollback):
+            warm_up(command(first))
         ended = run(self.case.setup(copy(self.bare, self.done)))
         assert ended.status == 0, ended.said
         self.seconds = ended.seconds
@@ -98,11 +101,14 @@ class Lab:
             with self.node(start) as node:
                 with Poller(partial(row, node, self.case.path), self._rows()) as reader:
                     ended = kill(node)
+                    left = row(node, self.case.path)
                     away = copy(node, node.parent / "rolled-back")
                     faults = list(self._finished(node))
                 with Poller(partial(row, away, self.case.path), self._rows()) as second_reader:
                     faults += self._taken_back(away)
                 assert reader.ended == second_reader.ended == -signal.SIGKILL
+                if left not in self._rows():
+                    faults.append(f"the kill left {left}")
                 if reader.saw or second_reader.saw:
                     faults.append(f"a reader saw {reader.saw}{second_reader.saw}")
                 self.problems += [f"{label} (ended {ended.status}): {fault}" for fault in faults]

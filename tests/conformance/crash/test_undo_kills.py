@@ -12,9 +12,10 @@ import pytest
 
 from gpunode.host import chroot, package_manager
 from tests.conformance.crash.killing import run
-from tests.conformance.crash.nodes import EDITED, Case, litter, tree
+from tests.conformance.crash.nodes import EDITED, Case, copy, litter, tree
 from tests.conformance.crash.packages import FilePackages
 from tests.conformance.crash.test_kills import Command, Lab, every
+from tests.conformance.warming import warm_up
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: setup and remove do")
 
@@ -33,6 +34,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
     monkeypatch.setattr(package_manager, "make_package_manager", FilePackages)
     monkeypatch.setattr(chroot, "prepare_root", lambda _: nullcontext())
     made = Lab(WITH_TOOLKIT, tmp_path)
+    warm_up(remove(copy(made.done, tmp_path / "removed")))
     assert b"nvidia-container-toolkit" in made.wanted["var/lib/dpkg/status"][3]
     return made
 

@@ -15,7 +15,8 @@ from typing import Literal, TypeAlias
 
 from gpunode.journal.record import Intent
 from gpunode.journal.store import Store
-from tests.conformance.faults.runs import AnotherCall, Answer, Call, Fault, calls, preload, run
+from tests.conformance.faults.runs import AnotherCall, Answer, Call, Fault, calls, run
+from tests.conformance.warming import warm_up
 
 Verb: TypeAlias = Literal["setup", "rollback"]
 VERBS: tuple[Verb, ...] = ("setup", "rollback")
@@ -61,7 +62,7 @@ class Case:
 
 
 # One replaces a file and answers a program; the other creates a file with its folder and answers a person.
-REPLACE = Case("replace", b"# mine\n" * 1500)
+REPLACE = Case("replace", (b"# " + b"written by hand " * 6 + b"by me.\n") * 100)
 CREATE = Case("create", None, json=False)
 CASES = (REPLACE, CREATE)
 
@@ -117,7 +118,7 @@ def prepared(case: Case, verb: Verb, folder: Path) -> Course:
         assert tree(undone) == former, "without any fault a rollback leaves nothing behind, not even an empty folder"
     course = Course(case, verb, start if verb == "setup" else after, former, wanted)
     with _copy(course.start, "first") as root:
-        preload(case.arguments(verb, root))
+        warm_up(case.arguments(verb, root))
     return course
 
 

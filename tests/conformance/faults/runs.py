@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from tests.conformance.warming import start_no_isolation_for_missing_programs
 from tests.needs import lacking
 
 # Every call that changes a disk, by effect; not every machine has all of them.
@@ -163,21 +163,6 @@ def _parsed(log: str) -> Iterator[Call]:
             yield Call(name, counts[name], found[2], found[3], "(INJECTED)" in found[4])
 
 
-def preload(arguments: Sequence[str]) -> None:
-    """Load the modules that the command loads on its way, so that each fork has them."""
-    with _scratch() as folder:
-        listed = folder / "modules"
-
-        def note() -> None:
-            names = [name for name in sys.modules if name.partition(".")[0] != "__main__"]
-            listed.write_text("\n".join(names))
-
-        _finish(_forked(lambda: _main(arguments, note), folder))
-        for name in listed.read_text().splitlines():
-            with suppress(ImportError):
-                importlib.import_module(name)
-
-
 @contextmanager
 def _scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
@@ -190,20 +175,20 @@ def _command(arguments: Sequence[str], folder: Path, strace: Sequence[str], prep
         _main(arguments)
 
     exit_code = _finish(_forked(child, folder, strace))
-    out, err = ((folder / name).read_text() for name in ("stdout", "stderr"))
+    out, err = ((folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
     return Answer(exit_code, out, err)
 
 
-def _main(arguments: Sequence[str], at_end: Callable[[], None] = lambda: None) -> NoReturn:
+def _main(arguments: Sequence[str]) -> NoReturn:
     """Run ``python -m gpunode`` in this very process."""
     from gpunode.__main__ import main
 
+    start_no_isolation_for_missing_programs()
     sys.argv = ["gpunode", *arguments]
     sys.stdin, sys.stdout, sys.stderr = (
         os.fdopen(n, mode, closefd=False) for n, mode in ((0, "r"), (1, "w"), (2, "w"))
     )
     code = main()
-    at_end()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

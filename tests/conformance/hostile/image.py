@@ -1,25 +1,32 @@
-"""A mounted root to manipulate, and gpunode run on it in its own process with little memory."""
+"""A mounted root to manipulate, and gpunode run on it in a process with little memory."""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.conformance.faults.runs import run
+from tests.conformance.warming import warm_up
 
 TOP: Final = Path(__file__).parents[3]
 DAEMON_JSON: Final = "etc/docker/daemon.json"
 CONFIG_TOML: Final = "etc/containerd/config.toml"
 # gpunode's own files; everything else belongs to the node.
 OWN: Final = ("var/lib/gpunode", "var/log/gpunode", "run")
-# A start takes 150 MiB of address space; reading 50 MiB twice would not fit.
-MEMORY: Final = 384 << 20
+# Beyond what a start takes; reading 50 MiB twice would not fit.
+MEMORY: Final = 234 << 20
 PATIENCE_S: Final = 120
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gpunode setup does")
@@ -95,7 +102,29 @@ def make_image(folder: Path, more: str = "") -> Image:
 
 def gpunode(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
     """Return gpunode's answer to ``arguments``; the test fails if it exceeds memory or time."""
-    return shell(("prlimit", f"--as={MEMORY}", *command(), *arguments), env=env, cwd=cwd)
+    _load_gpunode()
+
+    def prepare() -> None:
+        os.environ.update(env or {})
+        os.chdir(cwd or "/")
+        signal.alarm(PATIENCE_S)
+        started = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (started + MEMORY, started + MEMORY))
+
+    answer = run(arguments, prepare=prepare)
+    return Done(answer.exit_code, answer.stdout, answer.stderr)
+
+
+@cache
+def _load_gpunode() -> None:
+    """Load what most commands need before the first fork."""
+    with tempfile.TemporaryDirectory() as folder:
+        image = make_image(Path(folder))
+        root = ("--root", str(image.root))
+        warm_up(("plan", str(image.recipe()), *root))
+        if os.geteuid() == 0:
+            warm_up(("setup", str(image.recipe("containerd")), *root, "--yes"))
+            warm_up(("rollback", *root, "--yes"))
 
 
 def command() -> tuple[str, ...]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,21 +143,3 @@ def test_recipe_is_not_written_over_an_existing_file(image: Image) -> None:
         run(image, f"$G recipe from-node --node {sample} -o x && $G recipe check x").exit_code == 2
     )  # no .toml: a name
     assert run(image, f"$G recipe from-node --node {sample} -o x.toml && $G recipe check x.toml").exit_code == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_signal_at_any_moment_leaves_all_or_nothing(image: Image, number: signal.Signals) -> None:
-    """A closed terminal (SIGHUP) must not leave half a change."""
-    before = image.path(DAEMON_JSON).read_bytes()
-    argv = [*command(), "setup", str(image.recipe()), "--root", str(image.root), "--yes"]
-    for delay in range(8):
-        environment = {**os.environ, "PYTHONPATH": str(TOP)}
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-        time.sleep(0.06 * delay)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        # Before it handles signals it has begun nothing, and dies of them.
-        assert process.returncode in {0, 130, 143, -number, 1 if number == signal.SIGINT else 0}
-        assert image.path(DAEMON_JSON).read_bytes() == before or is_set_up(image)
-    assert image.setup().exit_code == 0
-    assert is_set_up(image)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.power.node import Story, small_system, start
 from tests.conformance.power.recording import cannot_trace
+from tests.conformance.warming import warm_up
 
 _MEMORY = Path("/dev/shm")
 
@@ -35,6 +36,10 @@ def story(scratch: Path) -> Story:
     if reason := cannot_trace():
         pytest.skip(reason)
     told = start(scratch / "story", small_system())
+    rehearsed = start(scratch / "rehearsal", small_system())
+    for runtime in ("containerd", "docker"):
+        for argv in (rehearsed.recipe(runtime), ("rollback", "--yes")):
+            warm_up((*argv, "--root", str(rehearsed.root)))
     told.run(told.recipe("containerd"))
     told.run(told.recipe("containerd", default=True))
     told.undo()

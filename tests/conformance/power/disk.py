@@ -188,21 +188,24 @@ class _Disk:
                         self.entries[inode][name] = target
             case _Bytes(inode=inode, offset=offset, data=data):
                 old = self.content(inode).ljust(offset, b"\0")
-                node = replace(node, data=old[:offset] + data + old[offset + len(data) :])
+                node = Node(node.mode, node.uid, node.gid, old[:offset] + data + old[offset + len(data) :])
             case _Size(inode=inode, size=size):
-                node = replace(node, data=self.content(inode)[:size].ljust(size, b"\0"))
+                node = Node(node.mode, node.uid, node.gid, self.content(inode)[:size].ljust(size, b"\0"))
             case _Attributes(mode=mode, owner=owner):
                 uid, gid = owner or (node.uid, node.gid)
-                node = replace(node, mode=node.mode if mode is None else mode, uid=uid, gid=gid)
+                node = Node(node.mode if mode is None else mode, uid, gid, node.data)
         self.nodes[effect.inode] = node
 
     def tree(self) -> dict[str, Node]:
-        return dict(self._walk("/", 0))
-
-    def _walk(self, path: str, inode: int) -> Iterator[tuple[str, Node]]:
-        yield path, self.nodes[inode]
-        for name, below in sorted(self.entries.get(inode, {}).items()):
-            yield from self._walk(str(PurePosixPath(path, name)), below)
+        found, folders = {"/": self.nodes[0]}, [("", 0)]
+        while folders:  # a recursion with Path took half of the time of these tests
+            above, number = folders.pop()
+            for name, inode in self.entries[number].items():
+                path = f"{above}/{name}"
+                found[path] = self.nodes[inode]
+                if inode in self.entries:
+                    folders.append((path, inode))
+        return found
 
 
 class Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -14,17 +13,10 @@ from pathlib import Path
 from gpunode.journal.store import Store
 from tests.conformance.power.disk import Event, Node, Tree
 from tests.conformance.power.recording import record, tree_of
+from tests.conformance.warming import start_no_isolation_for_missing_programs
 
 CONTAINERD = "/etc/containerd/config.toml"
 DOCKER = "/etc/docker/daemon.json"
-# gpunode's own program with its imports done; a child of this process starts after them.
-_PRELOADED = (
-    "gpunode.cli.app",
-    "gpunode.cli.boundary",
-    "gpunode.cli.setup",
-    "gpunode.workflow.rollback",
-    "sh",
-)
 _ONLY = ("--only", "runtime-config", "--yes")
 _OS_RELEASE = b'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
 _STATUS = b"".join(
@@ -149,8 +141,6 @@ def start(folder: Path, tree: Tree) -> Story:
 
 def gpunode(argv: Sequence[str], said: Path) -> int:
     """Return gpunode's exit code; its output is in ``said``."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
     child = os.fork()
     if child == 0:
         _become_gpunode(list(argv), said)
@@ -167,6 +157,7 @@ def _become_gpunode(argv: list[str], said: Path) -> None:
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "r" if n == 0 else "w") for n in range(3))
         os.umask(0o022)
         sys.argv = ["gpunode", *argv]
+        start_no_isolation_for_missing_programs()
         from gpunode.cli import boundary
 
         code = boundary.run_cli(argv)

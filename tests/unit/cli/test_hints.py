@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,18 @@ def read_of(words: list[str]) -> list[str]:
     return []
 
 
+@cache
+def parse_module(path: Path) -> ast.Module:
+    """Return the syntax tree of a module, which several tests walk."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 every_module = pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 
 
 @every_module
 def test_every_command_in_a_message_parses_without_raw_values(path: Path) -> None:
-    for line, text in texts(ast.parse(path.read_text("utf-8"))):
+    for line, text in texts(parse_module(path)):
         for words in named_commands(text):
             read, place = read_of(words), f"{path}:{line}: gpunode {' '.join(words)}"
             assert read, place
@@ -119,7 +126,7 @@ def test_every_command_in_a_message_parses_without_raw_values(path: Path) -> Non
 
 @every_module
 def test_every_built_command_parses(path: Path) -> None:
-    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for call in ast.walk(parse_module(path)):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in BUILDERS:
             words = [literal(word) for word in call.args if not isinstance(word, ast.Starred)]
             # Texts that begin with words that only the run knows are checked below, after formatting.
@@ -181,7 +188,7 @@ _MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair"
 
 
 def test_share_of_hints_with_a_command_does_not_fall() -> None:
-    hints = [hint for path in sorted(ROOT.rglob("*.py")) for hint in hints_in(ast.parse(path.read_text("utf-8")))]
+    hints = [hint for path in sorted(ROOT.rglob("*.py")) for hint in hints_in(parse_module(path))]
     assert len(hints) > 300
     runnable = [hint for hint in hints if commands_in(hint)]
     assert len(runnable) / len(hints) >= LEAST_SHARE, f"{len(runnable)} of {len(hints)}"
@@ -232,7 +239,7 @@ def test_every_command_line_of_a_hint_parses() -> None:
     """A program may run these lines: prose after a command would become its arguments."""
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse_module(path)):
             given = [one.value for one in node.keywords if one.arg == "hint"] if isinstance(node, ast.Call) else []
             for line in commands_in("\n".join(literal(one) for one in given)):
                 words = shlex.split(line.removeprefix("sudo "))
