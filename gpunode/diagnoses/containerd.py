@@ -38,11 +38,13 @@ _CONTAINERD_OF_RANCHER: Final = custom_sign(
         runtimes.product_lines(snapshot) if runtimes.containerd_product(snapshot) in {"k3s", "rke2"} else ()
     )
 )
-_RANCHER_MENTIONED: Final = any_of(_CONTAINERD_OF_RANCHER, message_line(r"(?i)\b(?:rke2|k3s)\b"))
+_RANCHER_MENTIONED: Final = any_of(
+    _CONTAINERD_OF_RANCHER, message_line(r"(?i)(?<!not )(?<!no )\b(?:rke2|k3s)\b(?: v?\d| cluster| node)")
+)
 # The operator's toolkit pod if it was not told of such a containerd: its socket is elsewhere, its file is a template.
 _TOOLKIT_POD_FAILS: Final = message_line(
     r"unable to dial: dial unix /runtime/sock-dir/containerd\.sock: connect: no such file"
-    r"|unable to load config: \(\d+, \d+\): [^\n]*keys cannot contain \{"
+    r"|nvidia[^\n]*unable to load config: \(\d+, \d+\): [^\n]*keys cannot contain \{"
 )
 
 # The CRI plugin. crictl prints its own error if the plugin does not answer.

@@ -124,7 +124,9 @@ def _delay_persistenced_start(_: Snapshot) -> Iterable[Fix]:
 _TOOLKIT_TIMED_OUT: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: initialization error: driver (?:rpc )?error: timed out"
 )
-_DRIVER_KEPT_LOADED: Final = message_line(r"^\|\s+\d+\s+\w[^|\n]*\sOn\s+\||^[ \t]*Persistence Mode\s*: Enabled")
+_DRIVER_KEPT_LOADED: Final = message_line(
+    r"^\|\s+\d+\s+\w[^|\n]*\sOn\s+\||^[ \t]*Persistence Mode\s*: Enabled|^[ \t]*Enabled[ \t]*$"
+)
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
 
 
@@ -325,7 +327,7 @@ RULES: Final = (
     ),
     _rule(
         cause="driver-not-kept-loaded",
-        typical=unless(_TOOLKIT_TIMED_OUT, _SERIOUS_FAULT),
+        typical=unless(_TOOLKIT_TIMED_OUT, _SERIOUS_FAULT, symptoms.SMI_HANGS),
         symptoms=(_TOOLKIT_TIMED_OUT,),
         against=(_DRIVER_KEPT_LOADED, _PERSISTENCED_ACTIVE),
         look_at=(

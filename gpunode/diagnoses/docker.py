@@ -316,7 +316,7 @@ RULES: Final = (
         ),
         share=2,
         # NVML was found and answered.
-        against=(symptoms.DRIVER_MISMATCH, symptoms.TOOLKIT_FOUND_DRIVER),
+        against=(symptoms.DRIVER_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
         remedy=_switch_to_engine,
@@ -336,7 +336,6 @@ RULES: Final = (
             all_of(symptoms.NO_DEVICE_DRIVER, any_of(ROOTLESS, any_line(r"(?i)\brootless\b"))),
         ),
         context=ROOTLESS,
-        against=(symptoms.TOOLKIT_REJECTS_GPU,),
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
         remedy=_DISABLE_TOOLKIT_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
@@ -371,10 +370,7 @@ RULES: Final = (
         ),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         context=unless(any_of(_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.NOTHING_FAILS),
-        against=(
-            unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
-            symptoms.TOOLKIT_FOUND_DRIVER,
-        ),
+        against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
         remedy=make_fixed_remedy(_RESTART_DOCKER),

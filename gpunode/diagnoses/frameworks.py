@@ -146,7 +146,8 @@ _SHM_FULL: Final = message_line(
 )
 _SHM_TOO_SMALL: Final = message_line(
     r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
-    r"|DataLoader worker .{0,30}by signal: Bus error|Error while creating shared memory segment /dev/shm/nccl-"
+    r"|DataLoader worker .{0,30}by signal: Bus error"
+    r"|Error while creating shared memory segment /dev/shm/nccl-\w+ \(size \d+\)$"
 )
 _WORKER_LOST: Final = message_line(
     r"DataLoader worker \(pid\S* [\d, ]+\) (?:exited unexpectedly|is killed by signal"

@@ -111,7 +111,8 @@ _RDMA_DISABLED_MESSAGE: Final = message_line(
     r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected"
     r"|GPUDirect RDMA is (?:disabled|not supported)"
 )
-_RDMA_ON: Final = message_line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
+_RDMA_ENABLED: Final = message_line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)")
+_RDMA_ON: Final = any_of(_RDMA_ENABLED, message_line(r"/GDRDMA\b"))
 _PEERMEM_LOADED: Final = predicate(
     lambda node: modules.is_module_loaded(node, "nvidia_peermem") or modules.is_module_loaded(node, "nv_peer_mem"),
     "peermem is loaded",
@@ -163,7 +164,7 @@ RULES: Final = (
         symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
         decisive=unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON),
-        typical=message_line(r"memory_peers/?'?: No such file", "listing", "text", "file"),
+        typical=unless(message_line(r"memory_peers/?'?: No such file", "listing", "text", "file"), _RDMA_ENABLED),
         remedy=_load_peermem,
     ),
     _rule(

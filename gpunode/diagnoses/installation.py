@@ -239,6 +239,7 @@ _DRIVER_PACKAGE_UNKNOWN: Final = message_line(
 )
 # Amazon's "standard" image of AL2023 has no driver; its "nvidia" image has.
 _IMAGE_WITHOUT_DRIVER: Final = message_line(r"\bamazon-eks-node-al2023-\w+-standard\b")
+_IMAGE_WITH_DRIVER: Final = message_line(r"\bamazon-eks-node-al2023-\w+-nvidia\b")
 _TOOLKIT_INSTALLER_MESSAGE: Final = message_line(_TOOLKIT_WITHOUT_DRIVER.pattern)
 # The installer's message, and a shell that suggests a package for nvidia-smi.
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
@@ -384,7 +385,7 @@ RULES: Final = (
             all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
             unless(_DRIVER_PACKAGE_UNKNOWN, symptoms.REPOSITORY_REFUSED),
             _TOOLKIT_INSTALLER_MESSAGE,
-            all_of(_IMAGE_WITHOUT_DRIVER, symptoms.NO_NVML_LIBRARY),
+            unless(all_of(_IMAGE_WITHOUT_DRIVER, symptoms.NO_NVML_LIBRARY), _IMAGE_WITH_DRIVER),
         ),
         summary=_summarize_missing_driver,
         context=_DRIVER_NOT_INSTALLED_MESSAGE,
@@ -428,9 +429,13 @@ RULES: Final = (
         cause="installer-stopped-by-running-driver",
         layer="driver",
         disruption="restart-service",
-        decisive=_INSTALLER_STOPPED_BY_DRIVER,
+        typical=_INSTALLER_STOPPED_BY_DRIVER,
         look_at=(Shell("sudo fuser -v /dev/nvidia*"), Shell("tail -n 20 /var/log/nvidia-installer.log")),
-        against=(message_line(r"Installation of the [^\n]{0,80}is now complete"),),
+        against=(
+            symptoms.DRIVER_WORKS,
+            any_line(r"Installation of the [^\n]{0,200}is now complete"),
+            predicate(lambda node: modules.is_module_loaded(node, "nvidia") is False, "the driver is not loaded"),
+        ),
         remedy=make_fixed_remedy(
             drain_node(
                 "stop what uses the GPU: the desktop (sudo systemctl isolate multi-user.target), jobs, containers, "

@@ -55,8 +55,15 @@ def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
 _NOUVEAU_MODESET_OFF: Final = any_line(r"nouveau\.modeset=0")
 # NVIDIA's installer, while nouveau owns the GPU.
 _BLACKLISTED_IN_VAIN: Final = message_line(r"configuration files to disable Nouveau are already present")
+# The line may be of another day.
+_DRIVER_KNOWN_OTHERWISE: Final = (
+    predicate(is_examined_by_gpunode, "gpunode examined the node"),
+    predicate(lambda node: any(gpu.shows_driver for gpu in node.view(pci.pci_gpus)), "lspci shows the GPU's driver"),
+    predicate(lambda node: modules.is_module_loaded(node, "nouveau") is False, "nouveau is not loaded"),
+    *(symptoms.MODULE_LOADED, symptoms.DRIVER_MISMATCH),
+)
 _NOUVEAU_BOUND: Final = any_of(
-    _BLACKLISTED_IN_VAIN,
+    unless(_BLACKLISTED_IN_VAIN, *_DRIVER_KNOWN_OTHERWISE),
     custom_sign(
         lambda snapshot: (
             gpu.citation

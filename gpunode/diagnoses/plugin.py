@@ -354,7 +354,11 @@ RULES: Final = (
     ),
     _rule(
         cause="inotify-instances-used-up",
-        decisive=_NO_INOTIFY_INSTANCE,
+        typical=_NO_INOTIFY_INSTANCE,
+        against=(
+            *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
+            message_line(r"max_user_instances\s*=\s*[1-9]\d{3}", "text", "application", "file", "listing"),
+        ),
         symptoms=(_NO_INOTIFY_INSTANCE, symptoms.PLUGIN_FAILS),
         look_at=(Shell("sysctl fs.inotify.max_user_instances"),),
         share=0.3,

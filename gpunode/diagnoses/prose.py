@@ -186,13 +186,10 @@ _OTHER_LANGUAGE_WORD: Final = (
 # Without regard to case, re would compile each of the thirty thousand characters.
 _OTHER_LETTER: Final = r"(?-i:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
 _OTHER_LANGUAGE: Final = Pattern(rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:{_OTHER_LETTER}[^\n]*?){{4}}")
-# Hardly an English sentence has none of these.
-_ENGLISH_WORD: Final = Pattern(
-    r"(?i)\b(?:the|is|are|were|been|of|to|and|it|its|my|our|we|you|they|this|that|these|not|with|for|from|by|but"
-    r"|if|when|after|has|have|had|does|did|can|will|would|there|here|out|then|than|all|any|only|still|just"
-    r"|what|why|how)\b"
+# Letters of languages that ``_OTHER_LANGUAGE`` does not know.
+_OTHER_ALPHABET: Final = Pattern(
+    r"(?:[\u00c0-\u024f][^\n]*?){3}|(?:[\u0370-\u03ff\u0590-\u06ff\u0900-\u0dff\u0e00-\u0e7f][^\n]*?){4}"
 )
-_MIN_SENTENCE_WORDS: Final = 5
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
@@ -218,7 +215,8 @@ _DENIAL_WORDS: Final = Pattern(
     r"|(?:^|[.,;!?] |\b(?:but|and|so) )(?:it|that)(?:['’]s| is| was)(?:n['’]t| not)\b(?! (?:going to be )?install)"
 )
 _SUPPOSITION_START: Final = Pattern(
-    r"^(?i:if|when|whenever|suppose|imagine|assume|in case)(?: that)? (?:a|an|the|your|it|one|some|any|I|we) "
+    r"^(?:[Ii]f|[Ww]hen(?:ever)?|[Ss]uppose|[Ii]magine|[Aa]ssume|[Ii]n case)(?: that)?"
+    r" (?:a|an|the|your|it|one|some|any|I|we) "
     r"|^(?:Check|Contact|Drain|Power|Reboot|Reinstall|Reload|Replace|Reset|Restart|Run)\b[^\n]* (?:if|when|in case) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for|release notes|changelog)\b|Xid \d+ ="
     r"|\b(?:[Ff]ix(?:e[ds])?|[Rr]esolve[ds]?|[Aa]ddresse[ds]) (?:an?|the|some) (?:\w+ )?(?:bug|issue|problem)s?\b"
@@ -318,9 +316,7 @@ def is_in_other_language(line: str) -> bool:
     sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
     if _MACHINE_OUTPUT_START.match(sentence):
         return False
-    words = [word.strip(".,;:!?()\"'") for word in sentence.split()]
-    is_foreign = len(words) >= _MIN_SENTENCE_WORDS and all(map(str.isalpha, words)) and not _ENGLISH_WORD.search(line)
-    return is_foreign or _OTHER_LANGUAGE.search(sentence) is not None
+    return any(pattern.search(sentence) for pattern in (_OTHER_LANGUAGE, _OTHER_ALPHABET))
 
 
 def _is_set_apart(line: str) -> bool:

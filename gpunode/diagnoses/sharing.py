@@ -134,8 +134,10 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
 # Memory held by another process.
 
 _MEMORY_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
-_TOTAL_MEMORY: Final = Pattern(
-    rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity|/{_MEMORY_SIZE}\) on startup"
+_TOTAL_MEMORY: Final = Pattern(rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity")
+# vLLM, before it has allocated anything.
+_MEMORY_AT_START: Final = Pattern(
+    r"Free memory on device \S*\s?\((?P<free>\d+(?:\.\d+)?)/(?P<total>\d+(?:\.\d+)?) GiB\) on startup is less than"
 )
 _FREE_MEMORY: Final = Pattern(rf"{_MEMORY_SIZE} (?:is )?free")
 _MEMORY_OF_PROCESS: Final = Pattern(
@@ -146,8 +148,7 @@ _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 _GPU_OUT_OF_MEMORY: Final = message_line(
     r"CUDA out[ -]of[ -]memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|显存[^\n]{0,6}没有释放"
-    # vLLM, before it has allocated anything.
-    r"|Free memory on device [^\n]{0,40}on startup is less than desired"
+    rf"|{_MEMORY_AT_START.pattern}"
     r"|cuda_driver\.cc:\d+\] failed to allocate|cuMemoryAllocate failed res=2|Error in C alloc \([^\n]*out of memory"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
@@ -163,6 +164,10 @@ def _largest_size(pattern: Pattern, text: str) -> float:
 def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
     """Yield PyTorch's errors in which other processes, or its own, hold most of the memory."""
     for line in snapshot.view(_GPU_OUT_OF_MEMORY):
+        if at_start := _MEMORY_AT_START.search(line.line):
+            if is_others and float(at_start["free"]) < float(at_start["total"]) / 2:
+                yield line
+            continue
         total, own = _largest_size(_TOTAL_MEMORY, line.line), _largest_size(_MEMORY_OF_PROCESS, line.line)
         others = total - own - _largest_size(_FREE_MEMORY, line.line)
         if total and (others > total / 2 if is_others else own > total / 2):

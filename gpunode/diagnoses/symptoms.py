@@ -336,13 +336,9 @@ HOOK_FAILED: Final = message_line(
     r"|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
-# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c);
-# then those that are about the GPUs alone.
+# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c).
 TOOLKIT_FOUND_DRIVER: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:container|detection|device|requirement|mount|ldcache) error"
-)
-TOOLKIT_REJECTS_GPU: Final = message_line(
-    r"nvidia-container-cli(?:\.real)?: (?:(?:device|requirement) error|detection error: nvml)"
 )
 # A container was started for a GPU that NVML does not list.
 GPU_NOT_LISTED: Final = message_line(
@@ -406,15 +402,12 @@ NO_GPUS_OFFERED: Final = any_of(
 NVML_ITSELF_FAILS: Final = message_line(
     r"Failed to initialize NVML: ERROR_(?!LIBRARY_NOT_FOUND)\w", "kubernetes-log", "text"
 )
-PLUGIN_FAILS: Final = unless(
-    message_line(
-        r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
-        r"|Failed to initialize NVML: (?:could not|ERROR_)"
-        r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
-        r"|DCGM initialization error|^[ \t]*(?:Error: )?Failed to initialize NVML$"
-        r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
-    ),
-    NVML_ITSELF_FAILS,
+PLUGIN_FAILS: Final = message_line(
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+    r"|Failed to initialize NVML: (?:could not|ERROR_)"
+    r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
+    r"|DCGM initialization error|^[ \t]*(?:Error: )?Failed to initialize NVML$"
+    r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
 OPERATOR_PODS_NOT_READY: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"

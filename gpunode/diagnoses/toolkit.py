@@ -215,7 +215,10 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
 # libnvidia-container reads the container's device filter back from the kernel, which hides hardened programs: it gets
 # zeros, and adds its own instructions to these (bottlerocket's issue 2504).
 
-_FILTER_HIDDEN: Final = message_line(r"load program: invalid argument: last insn is not an exit or jmp")
+_FILTER_HIDDEN: Final = message_line(
+    r"(?:nvidia-container-cli|device filter)[^\n]*load program: invalid argument: last insn is not an exit or jmp"
+)
+_PROGRAMS_SHOWN: Final = message_line(r"net\.core\.bpf_jit_harden\s*=\s*[01]\b")
 
 
 # The hook that docker's --gpus adds refuses to run in every mode but legacy (nvidia-container-runtime-hook's main.go).
@@ -350,7 +353,7 @@ RULES: Final = (
             ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2), symptoms.TOOLKIT_REJECTS_GPU),
+        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2),),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         remedy=_upgrade_toolkit,
@@ -374,7 +377,7 @@ RULES: Final = (
         ),
         symptoms=_DRIVER_ROOT_SYMPTOMS,
         context=_EMPTY_DRIVER_ROOT,
-        against=(_DRIVER_CONTAINER_ROOT_FILLED, symptoms.TOOLKIT_REJECTS_GPU),
+        against=(_DRIVER_CONTAINER_ROOT_FILLED,),
         may_be_normal=True,
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
         remedy=_reset_driver_root,
@@ -389,7 +392,6 @@ RULES: Final = (
             _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
-        against=(symptoms.TOOLKIT_REJECTS_GPU,),
         may_be_normal=True,
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         remedy=_set_ldconfig,
@@ -403,7 +405,7 @@ RULES: Final = (
         typical=_HELPER_WITHOUT_MEMORY,
         symptoms=(_HELPER_REFUSED_MEMORY, _HELPER_WITHOUT_MEMORY, _HELPER_CRASHED),
         context=_OPEN_FILES_UNLIMITED,
-        against=(_OPEN_FILES_LIMITED, symptoms.TOOLKIT_FOUND_DRIVER),
+        against=(_OPEN_FILES_LIMITED,),
         look_at=(
             Shell("systemctl show -p LimitNOFILE containerd docker"),
             Shell("sudo dmesg | grep __vm_enough_memory"),
@@ -416,6 +418,7 @@ RULES: Final = (
         layer="toolkit",
         share=0.3,
         decisive=_FILTER_HIDDEN,
+        against=(_PROGRAMS_SHOWN, symptoms.CONTAINER_WORKS),
         look_at=(Shell("sysctl net.core.bpf_jit_harden"),),
         remedy=make_fixed_remedy(
             manual_step(
@@ -437,6 +440,8 @@ RULES: Final = (
         cause="gpus-flag-needs-runtime",
         layer="toolkit",
         decisive=_HOOK_NEEDS_RUNTIME,
+        severity="warning",
+        against=(symptoms.CONTAINER_WORKS,),
         look_at=(Shell("docker info | grep -i runtimes"),),
         remedy=_request_runtime,
         explains=NO_RUNTIME,

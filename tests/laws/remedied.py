@@ -532,6 +532,7 @@ STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
     "driver-library-mismatch-mixed-installs": (_two_branches, _run_over_packages),
     "driver-library-mismatch-partial-upgrade": (_half_upgraded, _half_of_distribution),
     "driver-module-not-loaded": (_unbuilt,),
+    "driver-not-kept-loaded": (_no_persistence,),
     "driver-not-installed": (_no_driver, _nouveau),
     "driver-too-old-for-image": (_unchanged,),
     "driver-userspace-incomplete": (_without_user_side, _headless),

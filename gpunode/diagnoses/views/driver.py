@@ -311,22 +311,9 @@ def is_broken(snapshot: Snapshot) -> bool:
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-smi printed a driver version or a list of GPUs, on the node, else in a container.
-
-    If nobody ran it, the container toolkit's errors show whether NVML listed the GPUs.
-    """
+    """Return whether nvidia-smi printed a driver version or a list of GPUs, on the node, else in a container."""
     states = snapshot.view(smi_states)
-    if states:
-        return any(state == "works" for state, _ in states)
-    return bool(snapshot.view(container_successes)) or snapshot.view(_has_toolkit_listed_gpus)
-
-
-def _has_toolkit_listed_gpus(snapshot: Snapshot) -> bool:
-    return snapshot.contains(_GPUS_LISTED_BY_TOOLKIT)
-
-
-# libnvidia-container queries the devices before it selects, checks and mounts them (configure_command in configure.c).
-_GPUS_LISTED_BY_TOOLKIT: Final = Pattern(r"nvidia-container-cli(?:\.real)?: (?:device|requirement|mount|ldcache) error")
+    return any(state == "works" for state, _ in states) if states else bool(snapshot.view(container_successes))
 
 
 def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -23,7 +23,11 @@ _VERSION_MISMATCH_MESSAGE: Final = Pattern(
 )
 _NVSWITCH_MESSAGE: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _MANAGER_WORDS: Final = Pattern(r"(?i)fabric-?manager")
-_SEARCH_COMMAND: Final = Pattern(r"(?i)\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric")
+# Not of units in some state, nor of packages to upgrade or on hold.
+_SEARCH_COMMAND: Final = Pattern(
+    r"(?i)^(?![^\n]*(?:--(?:failed|state|upgradable)|showhold)\b)"
+    r"[^\n]*\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric"
+)
 _NOT_INSTALLED_ANSWER: Final = Pattern(r"(?i)^\s*0?\s*$|no packages found|is not installed")
 # Messages of systemd, its log and older tools; bare states only count if the unit was queried.
 _UNIT_STATE_PATTERNS: Final[tuple[tuple[UnitState, Pattern], ...]] = (

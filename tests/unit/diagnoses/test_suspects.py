@@ -486,7 +486,10 @@ def test_first_answer_to_words_of_a_user_is_their_cause(pieces: tuple[tuple[str,
         (
             (
                 ("post", "gpu-operator on an RKE2 cluster"),
-                ("kubectl logs toolkit", "Error: unable to load config: (6, 21): keys cannot contain { character"),
+                (
+                    "kubectl logs toolkit",
+                    "nvidia-toolkit Error: unable to load config: (6, 21): keys cannot contain { character",
+                ),
             ),
             "k3s-runtime-config-overwritten",
         ),
