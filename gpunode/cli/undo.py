@@ -181,7 +181,8 @@ def _run_undo(
     ) as node:
         if (interrupted := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        for note in node.store.explain_blank_runs():
+        blank_runs = node.store.explain_blank_runs()
+        for note in blank_runs:
             node.notify(note)
         make_plan = choose(node)
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
@@ -189,7 +190,7 @@ def _run_undo(
             node.screen.put(*already_undone_lines(plan))
             following = plan.newest_not_undone.id if plan.newest_not_undone else ""
             result = {"undone_run": plan.run.id, "next_run": following}
-            output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
+            output.emit(Envelope(verb, changed=repaired, notes=(*plan.notes, *blank_runs), result=result))
             return
         left = Remainder()
         if verb == "remove" and not plan.steps:
@@ -200,12 +201,13 @@ def _run_undo(
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
             details = {"undone_run": plan.undone_run, "kept": plan.kept}
-            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=details).with_failure(failure))
+            notes = (*plan.remarks, *blank_runs)
+            output.emit(Envelope(verb, changed=repaired, notes=notes, result=details).with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
         answer = _execute_and_report(plan, node, output)
-    output.emit(answer)
+    output.emit(replace(answer, notes=(*answer.notes, *blank_runs)))
 
 
 def _execute_and_report(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:

@@ -280,21 +280,16 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
 
 
 def explain_newer_runs(store: Store, chosen: RunRecord) -> str:
-    """Return why ``chosen`` is not the newest run; empty if it is, or if only undone runs are newer.
+    """Return why ``chosen`` is not the newest run; empty if it is, or if only undone runs or undos are newer.
 
-    A later run is no reason if ``chosen`` ended early: it was to complete ``chosen``.
+    A later run is no reason if ``chosen`` ended early: it was to complete ``chosen``. Nor is a journal without an
+    entry: a rollback that was killed or met a full disk leaves one, and has to work when it is called again.
     """
-    ids = store.ids()
-    since = ids[ids.index(chosen.id) + 1 :]
-    readable = {run.id for run in store.read_runs()}
-    applied = {run.id for run in _applying_runs(store) if not run.undone_by}
-    reasons = {
-        "the journal of a later run has no complete entry": [run for run in since if run not in readable],
-        "a later run changed nothing that this would undo": [
-            run for run in since if run in applied and chosen.ending in COMPLETED_RESULTS
-        ],
-    }
-    return "; ".join(f"{reason}: {join_names(runs)}" for reason, runs in reasons.items() if runs)
+    if chosen.ending not in COMPLETED_RESULTS:
+        return ""
+    since = takewhile(lambda run: run.id != chosen.id, _applying_runs(store))
+    newer = [run.id for run in since if not run.undone_by]
+    return f"a later run changed nothing that this would undo: {join_names(newer[::-1])}" if newer else ""
 
 
 def _applying_runs(store: Store) -> Iterator[RunRecord]:

@@ -247,22 +247,27 @@ def test_rollback_after_a_failed_run_spares_the_run_before_it(
 
 @pytest.mark.parametrize("is_blank", [False, True])
 def test_rollback_without_a_run_undoes_no_earlier_one_unasked(tmp_path: Path, is_blank: bool) -> None:
+    """An empty journal is no later run: a rollback that was killed before its first entry leaves one."""
     node = MemoryNode(tmp_path, Packages({}, {}), {CONTAINERD: FileState(b"ours")})
     earlier = Store(tmp_path).begin("setup")
     earlier.record_done(earlier.record_intent("runtime", "step", FileChange(CONTAINERD, None, FileState(b"ours"))))
     earlier.commit("done")
     later = Store(tmp_path).begin("setup")
     later.commit("done")
+    journal = Path(tmp_path, "var/lib/gpunode/runs", later.id, "journal.jsonl")
     if is_blank:
-        Path(tmp_path, "var/lib/gpunode/runs", later.id, "journal.jsonl").write_bytes(b"")
+        journal.write_bytes(b"")
 
-    refused = command(node, "rollback")
+    answer = command(node, "rollback")
     is_kept = node.files[CONTAINERD] is not None
-    named = command(node, "rollback", "1")
 
-    assert (refused.exit_code, is_kept) == (2, True)
-    (error,) = refused.envelope["errors"]
+    assert (answer.exit_code, is_kept) == ((0, False) if is_blank else (2, True))
+    if is_blank:
+        assert f"{journal} has no complete entry" in answer.text
+        return
+    (error,) = answer.envelope["errors"]
     assert "run 1 (setup: /etc/containerd/config.toml) is not the newest run" in error["what"]
     assert later.id in error["why"]
     assert f"sudo gpunode rollback 1 --root {tmp_path}" in error["hint"]
+    named = command(node, "rollback", "1")
     assert (named.exit_code, node.files[CONTAINERD]) == (0, None)
