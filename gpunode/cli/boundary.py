@@ -37,15 +37,15 @@ def run_cli(arguments: list[str]) -> int:
         from typer._completion_classes import completion_init
 
         completion_init()
-    command = typer.main.get_command(choose_app(arguments))
+    app = choose_app(arguments)
     try:
         _refuse_empty_arguments(arguments)
-        command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
+        _call_command(app, arguments)
     except CommandExit as answer:
         return answer.exit_code
     except GpunodeError as error:
         return _report_error(arguments, error)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return _report_error(
             arguments, Interrupted("interrupted", why="it received SIGINT (Ctrl-C)", hint="run the command again")
         )
@@ -59,6 +59,13 @@ def run_cli(arguments: list[str]) -> int:
             return _report_help_write_error(arguments, error)
         return _report_uncaught_error(arguments, error)
     return 0
+
+
+def _call_command(app: typer.Typer, arguments: list[str]) -> None:
+    """Call the command; typer turns Ctrl-C into a result, and some versions into ``typer.Abort``."""
+    command = typer.main.get_command(app)
+    if command.main(args=arguments, prog_name="gpunode", standalone_mode=False) == Interrupted.exit_code:
+        raise KeyboardInterrupt
 
 
 def _refuse_empty_arguments(arguments: list[str]) -> None:

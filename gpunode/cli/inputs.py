@@ -278,11 +278,11 @@ def _resolve_root(root: str) -> Path:
     try:
         return Path(root).resolve()
     except OSError as error:
-        raise UsageError(
-            f"--root {root} cannot be resolved",
-            why=f"the folder that it is relative to: {error.strerror}",
-            hint="name the root folder by its whole path",
-        ) from error
+        why, hint = f"the folder that it is relative to: {error.strerror}", "name the root folder by its whole path"
+        raise UsageError(f"--root {root} cannot be resolved", why=why, hint=hint) from error
+    except RuntimeError as error:  # before Python 3.13
+        why = "a symbolic link on its way leads to itself"
+        raise UsageError(f"--root {root} cannot be resolved", why=why, hint="name another folder") from error
 
 
 def validate_root(root: str) -> str:
@@ -368,7 +368,7 @@ def validate_steps(only: Sequence[str]) -> None:
 
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
-        parts = [part for step in wrong for part in step.split(",")]
+        parts = [part for step in wrong for part in map(str.strip, step.split(","))]
         guesses = [guess for part in parts for guess in get_close_matches(part, ids, n=1)]
         hint = f"did you mean --only {' --only '.join(guesses)}?"
         if len(guesses) < len(parts):

@@ -11,7 +11,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.commands import rollback_command, root_option
+from gpunode.cli.screen.commands import repeat_command, rollback_command, root_option
 from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
@@ -145,10 +145,10 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord
         return explain_undone(store, last, why, with_packages=with_packages)
     if why := explain_newer_runs(store, last):
         what = f"run {last.label} ({describe_run(last)}) is not the newest run"
+        verb, *options = node.screen.argv
+        node.screen.argv = (verb, last.label, *options)  # the next hints name the run
         if permissions.yes:
-            words = [last.label, *(["--packages"] if with_packages else [])]
-            hint = f"undo it all the same: {rollback_command(node.screen.argv, *words)}"
-            raise UsageError(what, why=why, hint=hint)
+            raise UsageError(what, why=why, hint=f"undo it all the same:\n{repeat_command(node.screen.argv)}")
         node.notify(f"{what}: {why}")
     return last
 

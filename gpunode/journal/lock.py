@@ -148,7 +148,8 @@ def _busy_error(holder: LockHolder, waited_s: float) -> Busy:
     return Busy(
         _describe_wait(holder),
         why=f"it holds {holder.path}; gpunode waited {waited_s:.0f} s for it",
-        hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
+        hint="wait until it is done, then run the same command again"
+        + ("; `gpunode status` works meanwhile" if holder.path.startswith("/run/") else ""),
     )
 
 

@@ -65,7 +65,8 @@ def parse(text: str) -> Any:
         if comma >= 0 and _TRAILING_COMMA.match(text, comma):
             trailing = "trailing comma before a closing bracket"
             raise MalformedJson(trailing, *line_and_column(text, comma)) from error
-        raise MalformedJson(error.msg, error.lineno, error.colno) from error
+        reason = error.msg.removesuffix(" starting at").removesuffix(" at")
+        raise MalformedJson(reason, error.lineno, error.colno) from error
     except RecursionError as error:
         raise MalformedJson(_TOO_DEEP, 1, 1) from error
     _refuse_ambiguity(text)
@@ -261,7 +262,7 @@ class _Style:
             case list() if value:
                 return self._enclose("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
             case _:
-                return json.dumps(value, ensure_ascii=False)
+                return _write_scalar(value)
 
     def _below(self, indent: str) -> str:
         return indent + (self.unit or "")
@@ -273,4 +274,14 @@ class _Style:
         return f"{opening}{between}{(',' + between).join(parts)}{self.newline}{indent}{closing}"
 
     def member(self, key: str, value: Any, indent: str) -> str:
-        return json.dumps(key, ensure_ascii=False) + self.colon + self.render(value, indent)
+        return _write_scalar(key) + self.colon + self.render(value, indent)
+
+
+def _write_scalar(value: Any) -> str:
+    """Return a string, true, false, null or an empty container as JSON; half a surrogate pair can only be escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

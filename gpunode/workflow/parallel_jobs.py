@@ -6,6 +6,7 @@ memory than one.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ _JOB_MEMORY_BYTES: Final = 1 << 30
 _LONE_JOB_MEMORY_BYTES: Final = 3 << 30
 _CPU_LIMIT_S: Final = 60
 _MAX_PROCESSES: Final = 16
+_SET_PARENT_DEATH_SIGNAL: Final = 1  # <linux/prctl.h>
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,8 +52,10 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R]) -> Iterator[R | JobF
             running.reverse()
             for item in items:
                 yield _job_result(item, running.pop(), job)
-        except BaseException:  # the caller has left: drop what has not begun
+        except BaseException:  # the caller has left: drop what has not begun, and what runs
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
             raise
 
 
@@ -65,9 +69,10 @@ _job: Callable[[Any], object]
 
 
 def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
-    """Limit the memory of this process, and leave Ctrl-C to its parent."""
+    """Limit the memory of this process, leave Ctrl-C to its parent, and die with it."""
     global _job
     _job = job
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +110,7 @@ def _job_result(item: T, future: Future[Any] | None, job: Callable[[T], R]) -> R
     except BrokenProcessPool:
         return JobFailure("the process that read it was killed; it may need too much memory")
     if answer is None:
-        return JobFailure(f"it took more than {_LONE_JOB_MEMORY_BYTES >> 30} GiB of memory")
+        return JobFailure(f"it takes more memory than it may: at most {_LONE_JOB_MEMORY_BYTES >> 30} GiB")
     return answer  # type: ignore[no-any-return]
 
 

@@ -197,7 +197,7 @@ def check_configuration(
 
 def check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
-    if not may_use_mig(recipe):
+    if not may_use_mig(recipe) or MIG_STEP.id in recipe.skip:
         return
     check = partial(Check, "mig", "the GPUs have the MIG layout")
     match MIG_STEP.plan(recipe, facts):

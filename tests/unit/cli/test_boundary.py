@@ -12,7 +12,7 @@ import pytest
 
 import gpunode
 from gpunode.cli.boundary import run_cli
-from gpunode.errors import UsageError
+from gpunode.errors import Interrupted, UsageError
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 PROJECT = str(Path(gpunode.__file__).parent.parent)
@@ -51,6 +51,23 @@ def test_command_of_another_tool_is_answered_with_ours(
 ) -> None:
     assert run_cli(typed) == UsageError.exit_code
     assert f"next: {hint}\n" in capsys.readouterr().err
+
+
+def test_ctrl_c_during_a_command_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpunode.cli.recipes.list_recipes", interrupt)
+    assert run_cli(["recipe", "list"]) == Interrupted.exit_code
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_root_in_a_loop_of_links_is_a_wrong_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.joinpath("loop").symlink_to("loop")
+    assert run_cli(["plan", "containerd", "--root", str(tmp_path / "loop")]) == UsageError.exit_code
+    assert "bug in gpunode" not in capsys.readouterr().err
 
 
 def test_opened_file_does_not_take_a_closed_standard_descriptor(tmp_path: Path) -> None:

@@ -162,3 +162,12 @@ def test_rehearsal_passes_no_recipe_whose_mig_layout_comes_later(capsys: pytest.
     shown = capsys.readouterr().out
     assert re.search(r"– matches recipe k8s-mig +not run: nothing is left to do but the MIG layout", shown)
     assert re.search(r"– the GPUs have the MIG layout +not run: set once the driver is loaded", shown)
+
+
+def test_rehearsal_promises_no_mig_layout_that_the_recipe_skips(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "node.toml"
+    recipe.write_text('schema = 1\nextends = "containerd"\nskip = ["mig"]\n[mig]\nlayout = "all-1g.10gb"\n')
+    assert run_cli(["rehearse", str(recipe), "--node", "debian12-hgx-h100"]) == 0
+    assert "MIG layout" not in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_steps_with_commas_are_answered_with_an_option_for_each(capsys: pytest.C
 
 
 def test_unknown_step_beside_a_known_one_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(["plan", "--only", "toolkit,nonsense"]) == 2
+    assert run_cli(["plan", "--only", "toolkit, nonsense"]) == 2
     error = capsys.readouterr().err
     assert "there is no step nonsense\n" in error
     assert "did you mean" not in error

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import DesiredConfig, ObservedConfig, satisfies
+from gpunode.runtimes import DesiredConfig, ObservedConfig, jsontext, satisfies
 from tests.unit.runtimes.docker_file import configure, inspect
 
 BINARY = "/usr/bin/nvidia-container-runtime"
@@ -190,6 +190,8 @@ def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], obje
         (b"[1]", "it is [1]"),
         (b'{"a": NaN}', "NaN is not JSON. "),
         (b'{"a" 1}', "Expecting ':' delimiter. "),
+        (b'{"a": "x', "Unterminated string. "),
+        (b'{"a": "\x01"}', "Invalid control character. "),
         (b'{"a": 1,}', "trailing comma before a closing bracket. "),
         (b"// no\n{}", "Expecting value. JSON has no comments and no trailing commas"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply, more than 200 times. "),
@@ -239,3 +241,8 @@ def test_runtime_without_a_path_is_listed() -> None:
 
 def test_cgroup_driver_is_left_to_dockerd() -> None:
     assert satisfies(inspect(configure(None, DesiredConfig(systemd_cgroup=True))), DesiredConfig(systemd_cgroup=True))
+
+
+def test_half_of_a_surrogate_pair_stays_an_escape() -> None:
+    text = jsontext.put_member('{"a": "ü"}', ("b",), ["ü", "\ud800"])
+    assert text == '{"a": "ü", "b": ["ü", "\\ud800"]}'

@@ -77,7 +77,7 @@ def test_report_that_needs_more_memory_is_read_again_alone(tmp_path: Path, monke
 
     monkeypatch.setattr(reports, "read_report", large)
     answers = {row.report: row for row in fleet_rows(found)}
-    assert answers["c.json"].error == "it took more than 3 GiB of memory"
+    assert answers["c.json"].error == "it takes more memory than it may: at most 3 GiB"
     assert {answers[f"{name}.json"].cause for name in "abd"} == {"nouveau-bound"}
 
 
