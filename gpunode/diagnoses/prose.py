@@ -186,9 +186,13 @@ _OTHER_LANGUAGE_WORD: Final = (
 # Without regard to case, re would compile each of the thirty thousand characters.
 _OTHER_LETTER: Final = r"(?-i:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
 _OTHER_LANGUAGE: Final = Pattern(rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:{_OTHER_LETTER}[^\n]*?){{4}}")
-# Letters of languages that ``_OTHER_LANGUAGE`` does not know.
-_OTHER_ALPHABET: Final = Pattern(
-    r"(?:[\u00c0-\u024f][^\n]*?){3}|(?:[\u0370-\u03ff\u0590-\u06ff\u0900-\u0dff\u0e00-\u0e7f][^\n]*?){4}"
+# More words and letters of other languages; two of these words are in few English lines, but in some of programs.
+_PERHAPS_OTHER_LANGUAGE: Final = Pattern(
+    r"(?i)(?:\b(?:vom|zum|zur|nach|seit|jede\w?|zweimal|la|se|al|dos|veces|d[ií]as?|cada|tras|cuando|duas|vezes|cai|depois"
+    r"|minha|quando|nie|si[eę]|jest|po|dwa|razy|dziennie|het|een|niet|keer|elke|ve|bir|sonra|yeniden)\b[^\n]*?){2}"
+    # With the flag, these ranges would contain s, k and i.
+    r"|(?:(?-i:[\u00c0-\u024f])[^\n]*?){3}"
+    r"|(?:(?-i:[\u0370-\u03ff\u0590-\u06ff\u0900-\u0dff\u0e00-\u0e7f])[^\n]*?){4}"
 )
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
@@ -316,7 +320,7 @@ def is_in_other_language(line: str) -> bool:
     sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
     if _MACHINE_OUTPUT_START.match(sentence):
         return False
-    return any(pattern.search(sentence) for pattern in (_OTHER_LANGUAGE, _OTHER_ALPHABET))
+    return any(pattern.search(sentence) for pattern in (_OTHER_LANGUAGE, _PERHAPS_OTHER_LANGUAGE))
 
 
 def _is_set_apart(line: str) -> bool:

@@ -26,7 +26,7 @@ _FAILURE_WORDS: Final = Pattern(
 _GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bmig(?:Enabled|\b)|\bcdi\b|device driver")
 # How people say that something of a node fails; see ``prose.tells`` for what they do not mean.
 _TOLD_FAILURE_WORDS: Final = Pattern(
-    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?) (?:off|out of)\b|\b(?:is|are|was|were|has|have) gone\b"
+    r"(?i)\bxid\b|\b(?:falls?|fell|fallen) off\b|\bdrops? (?:off|out)\b|\b(?:is|are|was|were|has|have) gone\b"
     r"|\bstop(?:ped|s) working\b|\b(?:los(?:es?|t)|crash\w*|hang(?:s|ing)?|hung|fr(?:eezes|oze)|fail(?:s|ed|ures?|ing)?"
     r"|die[sd]|dead|br(?:oken?|eaks)|vanish\w*|disappear\w*|stuck|unresponsive|panics?|time[sd]? ?out|segfaults?"
     r"|lockups?|artifacts|throttl(?:es|ed|ing)|reboots|powers off|only \d+ of (?:the )?\d+"

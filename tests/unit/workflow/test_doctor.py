@@ -77,6 +77,12 @@ def test_complaint_in_any_language_is_not_called_no_fault(complaint: str) -> Non
     assert (thanks.verdict, examined.verdict) == ("healthy", "unknown")
 
 
+@pytest.mark.parametrize("remark", ["Thanks everyone, works great now", "Fresh install Ubuntu server driver working"])
+def test_remark_without_a_function_word_is_english(remark: str) -> None:
+    working = "$ nvidia-smi -L\nGPU 0: Tesla T4 (UUID: GPU-11111111-2222-3333-4444-555555555555)\n"
+    assert diagnose_evidence(pasted.parse_text_report(f"{remark}\n\n{working}")).verdict == "healthy"
+
+
 def test_deeply_nested_answers_do_not_crash_doctor() -> None:
     """A user who can write one file of a node could otherwise crash doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
