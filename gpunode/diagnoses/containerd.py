@@ -527,11 +527,8 @@ RULES: Final = (
             all_of(_TOOLKIT_POD_FAILS, _RANCHER_MENTIONED),
         ),
         symptoms=(
+            *(symptoms.RUNTIME_UNKNOWN, symptoms.NO_GPUS_OFFERED, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
             _TOOLKIT_POD_FAILS,
-            symptoms.RUNTIME_UNKNOWN,
-            symptoms.NO_GPUS_OFFERED,
-            symptoms.PLUGIN_FAILS,
-            symptoms.NO_NVML_LIBRARY,
         ),
         context=_CONTAINERD_OF_RANCHER,
         may_be_normal=True,

@@ -9,14 +9,7 @@ from typing import Final
 from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import (
-    drain_node,
-    make_fixed_remedy,
-    reboot_node,
-    restart_unit,
-    run_step,
-    setup_step,
-)
+from gpunode.diagnoses.remedies import drain_node, make_fixed_remedy, reboot_node, restart_unit, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, modules, pci, system
@@ -330,10 +323,7 @@ RULES: Final = (
         typical=unless(_TOOLKIT_TIMED_OUT, _SERIOUS_FAULT, symptoms.SMI_HANGS),
         symptoms=(_TOOLKIT_TIMED_OUT,),
         against=(_DRIVER_KEPT_LOADED, _PERSISTENCED_ACTIVE),
-        look_at=(
-            Shell("nvidia-smi --query-gpu=persistence_mode --format=csv"),
-            Shell("systemctl is-active nvidia-persistenced"),
-        ),
+        look_at=(Shell("nvidia-smi --query-gpu=persistence_mode --format=csv"),),
         remedy=_keep_driver_loaded,
     ),
     _rule(

@@ -280,7 +280,7 @@ RULES: Final = (
     _rule(
         cause="iommu-blocks-p2p",
         disruption="reboot",
-        symptoms=(*(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, symptoms.CUDA_PROGRAM_FAULT, _PEER_TRANSFER_REFUSED),),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, symptoms.CUDA_PROGRAM_FAULT, _PEER_TRANSFER_REFUSED),
         look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
         decisive=custom_sign(_gpu_page_faults),
         typical=unless(

@@ -148,10 +148,6 @@ _LET_PLUGIN_FIND_LIBRARY: Final = make_fixed_remedy(
 )
 
 
-# Every watcher of files takes one of the user's inotify instances, 128 by default, and many pods run as root.
-_NO_INOTIFY_INSTANCE: Final = message_line(r"failed to create FS watcher\b[^\n]*: too many open files")
-
-
 # Health.
 
 _GPU_MARKED_UNHEALTHY: Final = message_line(
@@ -351,27 +347,6 @@ RULES: Final = (
                 "gpu-labels-without-capacity",
             }
         ),
-    ),
-    _rule(
-        cause="inotify-instances-used-up",
-        typical=_NO_INOTIFY_INSTANCE,
-        against=(
-            *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
-            message_line(r"max_user_instances\s*=\s*[1-9]\d{3}", "text", "application", "file", "listing"),
-        ),
-        symptoms=(_NO_INOTIFY_INSTANCE, symptoms.PLUGIN_FAILS),
-        look_at=(Shell("sysctl fs.inotify.max_user_instances"),),
-        share=0.3,
-        remedy=make_fixed_remedy(
-            run_step(
-                "configure",
-                "allow more inotify instances",
-                Shell("echo fs.inotify.max_user_instances=8192 | sudo tee /etc/sysctl.d/90-inotify.conf"),
-                Shell("sudo sysctl --system"),
-            ),
-            restart_plugin(),
-        ),
-        explains=frozenset({"gpu-labels-without-capacity"}),
     ),
     _rule(
         cause="device-plugin-marked-unhealthy",

@@ -336,10 +336,6 @@ HOOK_FAILED: Final = message_line(
     r"|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
-# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c).
-TOOLKIT_FOUND_DRIVER: Final = message_line(
-    r"nvidia-container-cli(?:\.real)?: (?:container|detection|device|requirement|mount|ldcache) error"
-)
 # A container was started for a GPU that NVML does not list.
 GPU_NOT_LISTED: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: device error: (?:GPU-\S+|MIG-\S+|\d+): unknown device"

@@ -514,10 +514,14 @@ def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
 _EXPLAINED_BY_MISMATCH: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
+# libnvidia-container's errors once it has found the driver and NVML has answered (configure_command in configure.c).
+_TOOLKIT_FOUND_DRIVER: Final = message_line(
+    r"nvidia-container-cli(?:\.real)?: (?:container|detection|device|requirement|mount|ldcache) error"
+)
 _rule = partial(
     Rule,
     disruption="reboot",
-    symptoms=(symptoms.DRIVER_MISMATCH, unless(symptoms.HOOK_FAILED, symptoms.TOOLKIT_FOUND_DRIVER)),
+    symptoms=(symptoms.DRIVER_MISMATCH, unless(symptoms.HOOK_FAILED, _TOOLKIT_FOUND_DRIVER)),
 )
 
 RULES: Final = (

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -90,6 +94,35 @@ def test_endless_report_is_stopped_by_the_cpu_limit(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(parallel_jobs, "_CPU_LIMIT_S", 0.05)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
+
+
+def test_caller_that_leaves_kills_the_jobs_that_run(tmp_path: Path) -> None:
+    def job(seconds: float) -> str:
+        if seconds:
+            time.sleep(seconds)
+            tmp_path.joinpath("ended").touch()
+        return "done"
+
+    results = parallel_jobs.run_parallel([0.0, 2.0], job)
+    assert next(results) == "done"
+    results.close()  # type: ignore[attr-defined]
+    for process in multiprocessing.active_children():
+        process.join()
+    assert not tmp_path.joinpath("ended").exists()
+
+
+def test_jobs_end_with_their_parent() -> None:
+    script = (
+        "import time\n"
+        "from gpunode.workflow.parallel_jobs import run_parallel\n"
+        "def job(_): print('begun', flush=True); time.sleep(3); print('ended', flush=True)\n"
+        "list(run_parallel([1], job))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        parent.kill()
+        assert parent.stdout.readline() == ""
 
 
 def test_internal_error_is_reported_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
