@@ -297,5 +297,5 @@ def cite(item: EvidenceItem, number: int | None = None) -> Citation:
     numbers = numbers or [number for number, line in enumerate(item.lines, 1) if line.strip()][:1]
     telling = (number for number in numbers if not _SEPARATOR_OR_LEGEND.match(item.lines[number - 1]))
     first = next(telling, numbers[0] if numbers else None)
-    line = item.lines[first - 1].strip() if first else "(nothing)"
+    line = item.lines[first - 1] if first else "(nothing)"
     return Citation(item.written, line, first, item.key)
