@@ -84,7 +84,7 @@ def checks_heading(finding: Finding) -> str:
         return "to be sure, look at"
     if lacks_gpu(finding.remedy):
         return "to find the GPU, look at"
-    return "a text may be from another machine or time, so first run"
+    return "this text may be from another machine or time; first run"
 
 
 def collapse_ranges(names: Iterable[str]) -> Iterator[str]:
