@@ -28,11 +28,11 @@ TEXT_BY_DISRUPTION: Final[Mapping[Disruption, str]] = {
     "power-cycle": "powers the node off and on",
     "RMA": "replaces the part",
 }
-# A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen.
+# A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen, ↳ a consequence.
 STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
-    "affected": ("!", "affected"),
+    "affected": ("↳", "affected"),
     "works": ("✓", ""),
     "no-fault": ("○", ""),
     "unknown": ("?", "not seen"),
