@@ -18,7 +18,7 @@ Stage: TypeAlias = Literal["sources", "packages", "kernel", "runtime"]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The changes of a step; none if the node already matches the recipe.
+    """The changes of a step; none if the node matches the recipe, the step is deferred, or nobody requests it.
 
     Attributes:
         reason: why they are made, or why none are needed, as one sentence.

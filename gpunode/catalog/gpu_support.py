@@ -88,7 +88,7 @@ def _find_newest_cuda(model: GpuModel, choice: Choice | Refusal) -> tuple[cuda.V
     if of_compiler < of_driver:
         return of_compiler, f"later releases do not compile for {model.architecture}"
     newest = cuda.releases()[-1].version
-    return of_driver, f"driver {choice.branch} brings no newer one" if of_driver < min(of_compiler, newest) else ""
+    return of_driver, f"the newest that driver {choice.branch} supports" if of_driver < min(of_compiler, newest) else ""
 
 
 def _list_extra_packages(model: GpuModel) -> Iterator[str]:

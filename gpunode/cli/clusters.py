@@ -182,7 +182,7 @@ def _show_plan(
 
 
 def _user_pod_example() -> str:
-    return f"test-pod.yaml of `{cluster_render_command(sys.argv[1:], '--output', 'gpu-node')}` is a whole one"
+    return f"test-pod.yaml of `{cluster_render_command(sys.argv[1:], '--output', 'gpu-node')}` is a complete example"
 
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
@@ -472,7 +472,7 @@ def cluster_lines(identity: ClusterIdentity, other_cluster: str) -> Iterator[Lin
 def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     for item in plan.items:
         sign, style = _SIGN_BY_PLAN_STATE[item.state]
-        about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
+        about = item.note or ("up to date" if item.state == "unchanged" else item.why)
         yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
         diff = item.diff
         if not verbose and len(diff) > _MAX_DIFF_LINES:

@@ -102,7 +102,7 @@ def _verdict_line(comparison: Comparison, *, hidden: int) -> Line:
     more = "; 1 other difference that explains little: -v shows it" if hidden == 1 else more
     if not comparison.has_explanation and not comparison.is_conclusive:
         missing = join_names(comparison.missing)
-        text = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
+        text = f"cannot tell: the reports have too little in common; missing: {missing}; compare captures{more}"
         return line(text, hang=2)
     if not comparison.has_explanation:
         return line(f"no difference explains a fault{more}", hang=2)

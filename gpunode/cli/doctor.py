@@ -104,7 +104,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
     is_read_here = True
     with options.open_report_screen() as screen:
         if not report:
-            screen.show_progress("looking at this machine")
+            screen.show_progress("examining this machine")
         started = monotonic()
         try:
             evidence = read_report(report) if report else collect_evidence()

@@ -53,7 +53,7 @@ def _report_node(facts: Facts) -> tuple[GpuReport, ...]:
         raise Refused(
             "no NVIDIA GPU found on this node",
             why="none of its PCI devices is of vendor 10de with class 0300 or 0302",
-            hint=f"ask about a GPU that is not here by its id or its name:\n{gpunode('gpus', '--gpu', 'Tesla T4')}",
+            hint=f"ask about a GPU of another machine by its id or its name:\n{gpunode('gpus', '--gpu', 'Tesla T4')}",
         )
     return _group_models((find_model(device.device), device.address) for device in devices)
 
@@ -95,7 +95,7 @@ def _parse_models(names: str) -> Iterator[GpuModel]:
             raise UsageError(
                 f"--gpu {part} names no GPU",
                 why=f"it is the {other[1]}",
-                hint=f"this lists the GPUs alone:\n{LIST_GPUS}",
+                hint=f"this lists only GPUs:\n{LIST_GPUS}",
             )
         else:
             yield find_model(match[2].lower())
@@ -120,7 +120,7 @@ def _find_by_name(name: str) -> tuple[GpuModel, ...]:
         raise UsageError(
             f"--gpu {name}: {len(names)} GPUs have such a name",
             why=f"{listed}, …",
-            hint=f"name one of them whole:\n{gpunode('gpus', '--gpu', names[0])}",
+            hint=f"give the full name of one:\n{gpunode('gpus', '--gpu', names[0])}",
         )
     return models
 
@@ -209,7 +209,7 @@ def _branch_lines(support: GpuSupport) -> Iterator[Line]:
         yield line(f"{branch.number}  {_BRANCH_KIND_WORDS[branch.kind]}{end}")
     if ended:
         names = join_names((str(branch.number) for branch in ended), _MAX_ENDED_BRANCHES_SHOWN)
-        yield line(span(f"{names}: not maintained any more", "dim"))
+        yield line(span(f"{names}: no longer maintained", "dim"))
     if support.model.last_branch is not None and support.branches:
         end = f"; fixes end {support.end_of_life}" if support.end_of_life else ""
-        yield line(span(f"no later branch drives it{end}", "warn"))
+        yield line(span(f"no later branch supports it{end}", "warn"))

@@ -119,7 +119,7 @@ def load_recipe(name_or_path: str, cuda_toolkit: str = "") -> Recipe:
     recipe = builtin.read_recipe(name_or_path)
     if recipe.cuda.parts and recipe.cuda.version == "none" and not cuda_toolkit:
         raise RecipeError(
-            "cuda.parts names parts of a toolkit, and no cuda.version says of which",
+            "cuda.parts names parts of a toolkit, but cuda.version names no release",
             file=name_or_path,
             line=line_of(builtin.load_recipe_text(name_or_path), ("cuda", "parts")),
             key="cuda.version",
@@ -195,7 +195,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         raise UsageError(
             f"--gpu {text} names no GPU",
             why="; ".join(f"10de:{device.device} is the {device.name}" for device in devices) or "it lists nothing",
-            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
+            hint=f"name only GPUs, as this lists them:\n{LIST_GPUS}",
         )
     return tuple(devices)
 
@@ -278,7 +278,7 @@ def _resolve_root(root: str) -> Path:
     try:
         return Path(root).resolve()
     except OSError as error:
-        why, hint = f"the folder that it is relative to: {error.strerror}", "name the root folder by its whole path"
+        why, hint = f"the folder that it is relative to: {error.strerror}", "give the root folder as an absolute path"
         raise UsageError(f"--root {root} cannot be resolved", why=why, hint=hint) from error
     except RuntimeError as error:  # before Python 3.13
         why = "a symbolic link on its way leads to itself"

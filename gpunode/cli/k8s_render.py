@@ -138,7 +138,7 @@ def _refuse_foreign_files(folder: Path, rendered_files: Mapping[str, str]) -> No
     for inner in sorted({path.rpartition("/")[0] for path in rendered_files}):
         if os.path.lexists(folder / inner) and not _is_own_folder(folder, inner):
             raise _blocked_path_error(
-                folder / inner, "a folder belongs there, and no link: gpunode writes only below --output"
+                folder / inner, "this must be a folder, not a link: gpunode writes only below --output"
             )
     for path in rendered_files:
         if os.path.lexists(folder / path) and _read_rendered_file(folder, path) is None:
@@ -162,7 +162,7 @@ def _read_rendered_file(folder: Path, path: str) -> str | None:
 
 def _blocked_path_error(place: Path, why: str) -> Conflict:
     hint = "move it away, or name another folder with --output"
-    return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
+    return Conflict(f"{place} is in the way: gpunode did not create it", why=why, hint=hint)
 
 
 def user_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
@@ -208,7 +208,7 @@ def rendered_lines(
     for note in rendered.notes:
         yield warning_line(note)
     yield from user_pod_reason_lines(rendered)
-    yield from user_pod_lines(rendered.user_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a whole one")
+    yield from user_pod_lines(rendered.user_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a complete example")
     yield line(Span("✓ ", "good"), span(f"written to {output_folder}; nothing was sent to a cluster"), hang=2)
     if is_for_git:
         yield line(

@@ -204,7 +204,7 @@ def run_table_lines(
         reread = [
             subject for subject in dict.fromkeys(change.subject for change in of_triggers) if subject not in changed
         ]
-        read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
+        read_again = f"; reloaded {join_names(reread, _MAX_SUBJECTS_SHOWN)}" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
         if preview := (previews or {}).get(run.id):

@@ -162,14 +162,14 @@ class Screen(ReportScreen):
         hint = str(repeat_command((*self.argv, "--yes")))
         if why := self._why_nobody_answers():
             does = does or f"changes {self.place}"
-            raise UsageError(f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=hint)
+            raise UsageError(f"{verb} asks before it {does}", why=f"{why}; nothing was changed", hint=hint)
         self.put(BLANK_LINE)
         if self.image:
             what = (
                 f"{verb} runs programs of {self.image} as root, in namespaces: its package manager, packages' scripts"
             )
             self.put(warning_line(what, "warn"), BLANK_LINE)
-        answer = self._ask_person("Go on? [y/N] ")
+        answer = self._ask_person("Continue? [y/N] ")
         if answer.lower() not in {"y", "yes"}:
             raise UsageError("nothing was changed", why=f"the answer was {answer or 'no'}, not yes", hint=hint)
         self.image = ""

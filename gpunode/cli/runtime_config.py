@@ -157,7 +157,7 @@ def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[EditMode, str]:
         raise UsageError(
             f"--drop-in-config={options.drop_in} is not an absolute path",
             why=f"the daemon that reads it has another working folder; {row.id}'s usual one is {row.drop_in}",
-            hint=f"give the whole path: --drop-in-config={row.drop_in}",
+            hint=f"give the absolute path: --drop-in-config={row.drop_in}",
         )
     return "drop-in", options.drop_in
 
@@ -190,7 +190,7 @@ def resolve_file_option(option: str, path: str, root: str) -> str:
         raise UsageError(
             f"{option}={path} is not an absolute path",
             why=f"with --root every path is inside {root}",
-            hint=f"give it as it is in there: {option}=/etc/…",
+            hint=f"give the path as it is inside the image: {option}=/etc/…",
         )
     if path.endswith("/"):
         raise UsageError(

@@ -147,7 +147,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         ending = setup_lines(recipe, done, report, failure, node.log.path, argv, unseen)
         node.screen.show_result(ending, failure)
         if options.resume and reboot_suffices(done.waits):
-            node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
+            node.host.apply((CommandChange(("systemctl", "reboot"), "requested with --reboot"),))
         warnings = filter(None, [str(lost or ""), node.log.problem])
         notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *blank_runs, *warnings]
         # Emit while signals are still held back: the reboot will end this process as soon as it can.
@@ -213,7 +213,7 @@ def blocked_setup_error(
     """
     needs, hint = "a reboot is needed", "setup continues after the reboot" if resumes else _REBOOT_HINT
     if any(wait.waits_for == "console" for wait in waits):
-        needs, hint = f"{needs}, with somebody at the console", _CONSOLE_ENROLMENT_HINT
+        needs, hint = "a reboot with console access is needed", _CONSOLE_ENROLMENT_HINT
     what = f"{needs}; everything before it is done" if has_changed else needs
     return RebootRequired(what, why="\n".join(wait.reason for wait in waits), hint=hint)
 

@@ -74,7 +74,7 @@ def status_lines(facts: Facts, state: NodeStatus) -> Iterator[Line]:
         repeat = f"the same gpunode {verbs.get(state.pending_verb, 'setup')} again"
         # The words matter: without its number, a rollback offers to undo another run.
         finisher = f"`{state.pending_undo}`" if state.pending_undo else repeat
-        left = f"an earlier run left undone: {join_names(state.pending)}; {finisher} does it"
+        left = f"an earlier run left undone: {join_names(state.pending)}; {finisher} finishes it"
         yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
     yield from label_rows("notes", (warning_line(text, "warn") for text in state.notes))
 
@@ -118,7 +118,7 @@ def _driver_lines(state: NodeStatus, *, may_be_removed: bool) -> Iterator[Line]:
     if isinstance(state.nvml, NvmlInventory) or state.driver:
         yield from nvml_lines(state.nvml)
     elif state.loaded_driver and may_be_removed:
-        yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
+        yield line(STATE_MARK["waits"], "no driver is installed: this module is gone after the next boot", hang=2)
     elif state.loaded_driver:
         yield from nvml_lines(state.nvml)
 
@@ -158,7 +158,7 @@ def _secure_boot_line(secure_boot: SecureBootStatus) -> Line:
     if not secure_boot.state:
         return line("Secure Boot is on")
     state = {
-        "missing": "no whole key for the modules that DKMS builds",
+        "missing": "no complete key for the modules that DKMS builds",
         "enrolled": "the firmware has the key",
         "queued": "the next boot asks at the console to enrol the key",
         "not enrolled": "the firmware does not have the key",

@@ -148,7 +148,7 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord
         verb, *options = node.screen.argv
         node.screen.argv = (verb, last.label, *options)  # the next hints name the run
         if permissions.yes:
-            raise UsageError(what, why=why, hint=f"undo it all the same:\n{repeat_command(node.screen.argv)}")
+            raise UsageError(what, why=why, hint=f"undo it anyway:\n{repeat_command(node.screen.argv)}")
         node.notify(f"{what}: {why}")
     return last
 

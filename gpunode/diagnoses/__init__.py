@@ -118,7 +118,7 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     """Return the likely finding for a suspect without rivals."""
     rule = rules_by_cause()[suspect.cause]
     citations = prose.without_prose(snapshot, suspect.citations)
-    summary = f"No line proves it; of the causes of what is shown, only this one fits what is told: {rule.title}"
+    summary = f"Not proven: it is the only likely cause that fits the description in the report: {rule.title}"
     found = _merge_proofs(rule, [Proof(summary, citations, "likely")], snapshot, bugs)
     return replace(found, basis="ranking")
 

@@ -436,7 +436,7 @@ RULES: Final = (
             manual_step(
                 "configure",
                 "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
-                "drop-in let gpunode write it anew",
+                "drop-in let gpunode write it again",
             ),
             restart_unit("containerd.service"),
         ),
@@ -470,7 +470,7 @@ RULES: Final = (
                 "with RUNTIME_CONFIG_SOURCE=file",
             ),
             manual_step(
-                "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
+                "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or recreate the node'
             ),
             restart_unit("containerd.service"),
         ),

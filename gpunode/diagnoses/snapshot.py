@@ -82,7 +82,7 @@ class Snapshot:
         return Snapshot(items, self.facts, all_items, current_items, self.vocabulary)
 
     def is_of_earlier_boot(self, citation: Citation) -> bool:
-        """Return whether the line belongs to an earlier boot."""
+        """Return whether the line is missing from the current items, as those of an earlier boot are."""
         items = self.items if self.current_items is None else self.current_items
         present = (item for item in items if (item.key, item.written) == (citation.key, citation.source))
         at = (citation.line_number or 0) - 1

@@ -335,7 +335,7 @@ def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k0s, which writes containerd's configuration only if it runs containerd itself (no --cri-socket)."""
     if _read_text(facts, _K0S_CONFIG_FILE) is None:
         why = "k0s has not started yet, or uses another runtime (--cri-socket)"
-        reason = f"{_K0S_CONFIG_FILE} is not there: {why}"
+        reason = f"{_K0S_CONFIG_FILE} does not exist: {why}"
         return Unknown(reason, f"file:{_K0S_CONFIG_FILE}")
     return Known(Kubelet(kind, _choose_unit(facts, kind), _RUNTIME_SOCKETS[kind], None), f"file:{_K0S_CONFIG_FILE}")
 

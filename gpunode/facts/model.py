@@ -394,7 +394,7 @@ class Dependencies(Protocol):
     def missing(
         self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId], /
     ) -> tuple[MissingDependency, ...] | None:
-        """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
+        """Return the unmet dependencies of ``roots`` and of the packages that they need, directly or not.
 
         None if no root is installed in a version whose dependencies are known.
         """
@@ -415,7 +415,7 @@ class Facts:
     """Everything on which steps may base decisions.
 
     Attributes:
-        packages: the installed ones, and those that left configuration files behind. Versions installed side by side
+        packages: the installed packages, and removed packages that left configuration files. Several installed versions
             are separate packages, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program exists that runtimes are configured to run.
@@ -423,31 +423,31 @@ class Facts:
         replaced_programs: the toolkit's programs replaced by a small file that no package installed, such as a wrapper;
             verify compares larger files.
         run_installer: whether NVIDIA's .run installer has installed a driver here, outside of all packages.
-        dkms: the driver that DKMS says it has installed, by kernel.
+        dkms: the driver that DKMS reports as installed, by kernel.
         layout: the GPUs and MIG instances of the loaded driver; None if none is loaded.
         modules: names of the loaded kernel modules, as lsmod prints them.
         architecture: in Debian's terms (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
-        folders: those of which every file was read, with the probe: a file there that ``files`` lacks does not exist.
+        folders: the completely read folders, each with its probe: a file there that ``files`` lacks does not exist.
         folder_modes: the permission bits of folders that the package manager reads as a user other than root.
         changed_at: when a file was last written or restored, seconds since the epoch; only if known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
         exposed: the files that users other than root could replace, and why.
-        units: only those that steps use.
+        units: the systemd units that steps use.
         dependencies: what the installed packages depend on.
         packages_interrupted: whether a change of packages was interrupted.
         unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
-        selected_for_removal: the installed packages whose removal is noted as wanted, and was not made.
-        package_system: the ``PackageSystem`` by its id.
+        selected_for_removal: the installed packages that are marked for removal, but were not removed.
+        package_system: the id of the ``PackageSystem``.
         mig: how the GPUs are partitioned, from NVML; None if it was not queried, as only some recipes need it.
         observed_on: the date of the evidence, in UTC, by the node's own clock.
-        kubelet: the one that runs here, else the one that is set up here; Known(None) if there is none.
+        kubelet: the kubelet that runs here, else the kubelet that is set up here; Known(None) if there is none.
         rootless_docker: whether a user runs a dockerd without root.
         driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
         leftovers: the paths of CUDA compilers and uninstallers in /usr/local, and of the driver's sources and DKMS
             builds. They come from packages, or from installers that no package database knows.
         secure_boot: whether the firmware makes the kernel load only signed modules.
-        module_key: what signs the modules that DKMS builds; None if Secure Boot is off, as it is not probed then.
+        module_key: the key that signs the modules that DKMS builds; None if Secure Boot is off: not probed then.
         switch_bridges: the PCI addresses of the ConnectX bridges to NVSwitches that are not on the bus; None if not
             probed, as no GPU here is on such a board.
         provider: who builds this Kubernetes node; Known(None) if its owner does.

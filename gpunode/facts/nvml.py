@@ -316,7 +316,7 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not-queried", capture.error or f"{capture.source}: {capture.outcome}")
     if capture.error == NOT_CAPTURED_REASON:
-        return NoAnswer("not-queried", "this capture does not hold its answer")
+        return NoAnswer("not-queried", "not in this capture")
     if not capture.data.strip():
         lines = capture.error.strip().splitlines()
         ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"

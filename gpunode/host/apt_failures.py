@@ -220,10 +220,10 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
         if (other := _OTHER_MODULE_MAKE_LOG.search(log)) and package.startswith(_KERNEL_PACKAGE_PREFIXES):
             remove = command("dkms", "remove", "-m", other["module"], "-v", other["version"], "--all")
             return ChangeFailed(
-                f"could not {action}: {named} stays unfinished, because DKMS cannot build {other['module']} "
+                f"could not {action}: {named} stays unconfigured, because DKMS cannot build {other['module']} "
                 f"{other['version']}, another module of this node",
                 why=error or quote_failure(output),
-                hint=f"read the build log, then mend that module, or remove it or its package:\n  less {log}\n"
+                hint=f"read the build log, then fix that module, or remove it or its package:\n  less {log}\n"
                 f"  {remove}\n{_DPKG_REPAIR_ADVICE}",
             )
         return ChangeFailed(
@@ -235,7 +235,7 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     if broken := _DKMS_SOURCE_BROKEN.search(output):
         forget = command("rm", "-r", f"/var/lib/dkms/{broken[1]}")
         return ChangeFailed(
-            f"could not {action}: DKMS does not let {named} go, because the source of its module has been deleted",
+            f"could not {action}: DKMS cannot remove the module of {named}, because its source has been deleted",
             why=quote_failure(output),
             hint=f"remove what DKMS keeps of that module:\n  {forget}\n{_DPKG_REPAIR_ADVICE}",
         )
@@ -259,7 +259,7 @@ FAILURE_TEXTS: dict[AptFailureKind, str] = {
     "temporary": "apt could not write a temporary file",
     "clock": "this node's clock is behind the dates of a repository",
     "signature": "a repository's signature cannot be verified",
-    "release-changed": "a repository's description of itself has changed",
+    "release-changed": "a repository has changed its origin, suite or label",
     "release-date": "a repository's index is out of date, or this node's clock is wrong",
     "mid-sync": "a repository is in mid-sync, its index and its files do not match",
     "stale-index": "files listed in the package index are gone",
@@ -285,19 +285,19 @@ _HINT_BY_FAILURE_KIND: dict[AptFailureKind, str] = {
     "interrupted": f"finish what it began:\n{_DPKG_REPAIR_ADVICE}",
     "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  sudo apt-get clean",
     "read-only": (
-        "mount it writable, then run the same command again; after an error of the disk the kernel makes its file "
+        "mount it writable, then run the same command again; after a disk error the kernel remounts the file "
         "system read-only:\n  findmnt -O ro\n  journalctl -k | grep -i -e 'remounting' -e 'i/o error' | tail"
     ),
     "dkms": _DPKG_REPAIR_ADVICE,
     "script": _DPKG_REPAIR_ADVICE,
     "lock": "wait until it has finished, then run the same command again",
     "hook": (
-        "mend or remove that command, then run the same command again, which goes on from here:\n"
+        "fix or remove that command, then run the same command again, which continues from here:\n"
         "  grep -rnE 'Invoke|Pre-Install-Pkgs' /etc/apt"
     ),
     "temporary": (
-        "its folder, /tmp unless TMPDIR names another, needs room, and mode 1777; then run the same command again:\n"
-        "  df -h /tmp\n  ls -ld /tmp"
+        "its folder, /tmp unless TMPDIR names another, needs free space and mode 1777; then run the same command "
+        "again:\n  df -h /tmp\n  ls -ld /tmp"
     ),
     "clock": "set the clock, then run the same command again:\n  timedatectl",
     "signature": (

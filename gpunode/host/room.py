@@ -95,6 +95,6 @@ def refuse_removal_without_room(
                 f"{named} {'have' if folders[1:] else 'has'} too little room for the next driver: "
                 f"{free / _MIB:.0f} MiB are free",
                 why=f"packages and the build of the kernel module may take {needed // _MIB} MiB, and no rollback "
-                "brings a removed .run driver back; nothing was changed",
+                "restores a removed .run driver; nothing was changed",
                 hint="free some space, then run the same command again",
             )

@@ -36,7 +36,7 @@ StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigCh
 
 @dataclass(frozen=True, slots=True)
 class NetChange(Generic[StatefulT]):
-    """A span: changes of one thing combined into one, from the state before the first to the state after the last.
+    """A span: the changes of one subject by consecutive runs, reduced to its state before the first and after the last.
 
     Attributes:
         stage: the stage of the first change, like ``step``.

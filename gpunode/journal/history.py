@@ -114,7 +114,7 @@ class RequiredTrigger:
     completion: TriggerCompleted | None = None
 
     def end_change(self, key: tuple[int, int], entry: Done | Failed) -> None:
-        """Record when the change ``key`` was made, if it requires the trigger; a failed one no longer requires it."""
+        """Record the end time of change ``key``. A failed change no longer requires the trigger."""
         if isinstance(entry, Failed):
             self.required_by.pop(key, None)
         elif key in self.required_by:
@@ -128,7 +128,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     not: the file is unchanged. A restart settles a reload of the same unit.
 
     Args:
-        entries: those of one run, or of several in order: a later run may settle what an earlier one left pending.
+        entries: the entries of one run, or of several in order: a later run may settle the triggers of an earlier one.
     """
     triggers: list[RequiredTrigger] = []
     pending: dict[Trigger, RequiredTrigger] = {}

@@ -281,7 +281,7 @@ class Store:
         return self.explain_blank_runs()[-1] if blank else ""
 
     def list_runs_since_completed(self) -> frozenset[str]:
-        """Return the runs after the newest one that was completed, and so did what earlier ones had left.
+        """Return the runs after the newest completed run, which also finished what earlier runs had left.
 
         Raises:
             JournalDamaged: a journal is damaged.

@@ -23,7 +23,7 @@ from gpunode.recipe.kubernetes import Kubernetes
 # Hat OpenShift".
 _PROVIDER_PLUGIN_REFUSALS: Final[Mapping[KubernetesProvider, tuple[str, str]]] = {
     "openshift": (
-        "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
+        "the NVIDIA GPU Operator of OperatorHub installs the device plugin, with the rights that OpenShift requires",
         (
             "install the Node Feature Discovery Operator and the NVIDIA GPU Operator from OperatorHub; sharing and MIG "
             "are set in its ClusterPolicy"
@@ -82,7 +82,7 @@ def _refuse_gke(desired: Kubernetes, node: ClusterNode) -> None:
         raise Refused(
             f"on the GKE node {node.name} only the GPU Operator can replace GKE's device plugin",
             why="GKE's containerd has no NVIDIA runtime, and gpunode cannot set up a host that GKE builds",
-            hint='use stack = "gpu-operator", which brings the runtime',
+            hint='use stack = "gpu-operator", which installs the runtime',
         )
 
 
@@ -147,7 +147,7 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     with_gpus = {str(node["metadata"]["name"]): node for node in nodes if has_gpus(node["metadata"].get("labels", {}))}
     if not with_gpus:
         raise Undetermined(
-            "no Node of this cluster says that it has an NVIDIA GPU",
+            "no Node of this cluster is labelled as having an NVIDIA GPU",
             why=f"none has the label {GPU_PRESENT_LABEL}, a label of GPU Feature Discovery, or the label of Node "
             "Feature Discovery for a PCI device of NVIDIA",
             hint=_capture_hint("GPU-NODE"),
@@ -158,7 +158,7 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
         reasons = "; ".join(f"{name}: {why}" for name, why in [*incomplete.items()][:_MAX_NODES_SHOWN])
         more = f"; and {len(incomplete) - _MAX_NODES_SHOWN} more" if len(incomplete) > _MAX_NODES_SHOWN else ""
         raise Undetermined(
-            "the labels of the Nodes do not say which GPUs they have",
+            "the labels of the Nodes do not show which GPUs they have",
             why=f"{reasons}{more}",
             hint=_capture_hint(next(iter(incomplete))),
         )
@@ -186,7 +186,7 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     if isinstance(gpus, str):
         return gpus
     if provider == "aks":
-        return "they do not say whether AKS installed its driver"
+        return "they do not show whether AKS installed its driver"
     is_managed = provider == "gke" and GKE_PLUGIN_OPT_OUT_LABEL not in {
         f"{key}={value}" for key, value in labels.items()
     }

@@ -161,7 +161,7 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why += "" if capacity else f"; it offers {', '.join(offered)}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n"
-        hint += "if so, delete its pod, which reads it only when it starts; the DaemonSet makes it anew. Find it: "
+        hint += "if so, delete its pod, which reads it only when it starts; the DaemonSet creates a new one. Find it: "
         hint += f"{_pods_command(node.name)}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
@@ -374,7 +374,7 @@ def explain_unready(
         hint = f"look at the nodes: kubectl describe nodes --selector {GPU_PRESENT_LABEL}=true"
         return "no node runs it", PodProblem(why, hint)
     show = command("kubectl", "describe", "pods", "--namespace", workload.namespace, "--selector", workload.selector)
-    unknown = PodProblem("no pod says why", f"look at its pods: {show}")
+    unknown = PodProblem("no pod reports a reason", f"look at its pods: {show}")
     # An event stays for an hour after the pods that it is about were created after all.
     refused = find_refused_pods(workload.live, events) if workload.live and len(pods) < desired else None
     return f"{ready} of {desired} pods are ready", find_first_pod_problem(pods, events) or refused or unknown

@@ -118,7 +118,7 @@ def find_refused_pods(owner: Body, events: Sequence[Body]) -> PodProblem | None:
             reference = ("--namespace", metadata["namespace"], metadata["name"])
             show = command("kubectl", "describe", owner["kind"].lower(), *reference)
             message = str(event.get("message", "")).rpartition("Error creating: ")[2].partition("\n")[0]
-            hint = f"have the policy or quota that is named there changed, then see that the pods start: {show}"
+            hint = f"have the policy or quota that is named there changed, then check that the pods start: {show}"
             if "RuntimeClass" in message:
                 hint = "run: gpunode k8s plan"
             return PodProblem(f"the cluster refuses its pods: {message}", hint)

@@ -431,7 +431,7 @@ def _refuse_unfinished_release(live: HelmRelease) -> None:
     raise Conflict(
         f"Helm release {live.namespace}/{live.name} is in the state {live.status}",
         why="a Helm command is changing it, or was killed while it did; Helm then refuses every other change",
-        hint=f"if no helm is at work any more, end that state: {command('helm', verb, *where)}\n"
+        hint=f"if no helm is running any longer, clear that state: {command('helm', verb, *where)}\n"
         "then run the same command again",
     )
 

@@ -315,7 +315,7 @@ def _check_succeeded_pod(result: GpuTestPodResult, id: str, title: str, on: str)
         return Check(id, title, "skipped", f"{on}: it succeeded, but its log cannot be read: {result.error}")
     if PASSED_TEXT not in result.log:
         last = _last_line(result.log)
-        why = f"{on}: it succeeded, but its log does not say {PASSED_TEXT}" + (
+        why = f"{on}: it succeeded, but its log does not contain {PASSED_TEXT}" + (
             f"; its last line: {last}" if last else ""
         )
         return Check(id, title, "failed", why, "with --image, name an image of NVIDIA's vectoradd sample")

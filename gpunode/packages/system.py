@@ -79,11 +79,11 @@ class Database(Protocol):
         ...
 
     def list_obstacles(self) -> frozenset[str]:
-        """Return those that stop the package manager, as ``force_removal_command`` names them. Raises ValueError."""
+        """Return the packages that stop the package manager, for ``force_removal_command``. Raises ValueError."""
         ...
 
     def held_unfinished(self) -> Mapping[PackageId, PackageState]:
-        """Return those of ``list_unfinished`` that are on hold. Raises ValueError if that is unknown."""
+        """Return the packages of ``list_unfinished`` that are on hold. Raises ValueError if that is unknown."""
         ...
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
@@ -99,9 +99,9 @@ class Database(Protocol):
         ...
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+        """Return the packages among ``leaving`` that others still need, each with the name of one that needs it.
 
-        Those ``changing`` their version are there afterwards.
+        Packages ``changing`` their version stay installed.
         """
         ...
 
@@ -111,17 +111,17 @@ class PackageSystem:
     """A way to install packages; everything that depends on the package system is in its row.
 
     Attributes:
-        id: as ``Facts`` name it.
+        id: the id that ``Facts`` contain.
         manager: its usual name.
 
         database_file: the file by which a node with this system is known.
         journal_glob: a glob of the files with changes that an interrupted transaction has not written to
             ``database_file``.
         lock_files: the files that are locked while packages change, below /.
-        probes: those from which its facts are read.
-        probed_files: the files among them, by probe key, that steps use, too.
-        other_read_files: also read, each by its path.
-        read_folders: also read, completely, by probe key.
+        probes: the probes from which its facts are read.
+        probed_files: the files among these probes, by probe key, that steps use, too.
+        other_read_files: further files that are read, each by its path.
+        read_folders: folders that are read completely, by probe key.
         config_folders: the places of line-based configuration that people edit, without secrets.
         table_folders: the places of files that people do not edit.
         pin_file: the file that holds the driver at its branch.

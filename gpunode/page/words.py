@@ -28,11 +28,11 @@ TEXT_BY_DISRUPTION: Final[Mapping[Disruption, str]] = {
     "power-cycle": "powers the node off and on",
     "RMA": "replaces the part",
 }
-# A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen.
+# A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen, ↳ a consequence.
 STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
-    "affected": ("!", "affected"),
+    "affected": ("↳", "affected"),
     "works": ("✓", ""),
     "no-fault": ("○", ""),
     "unknown": ("?", "not seen"),
@@ -84,7 +84,7 @@ def checks_heading(finding: Finding) -> str:
         return "to be sure, look at"
     if lacks_gpu(finding.remedy):
         return "to find the GPU, look at"
-    return "a text may be from another machine or time, so first run"
+    return "this text may be from another machine or time; first run"
 
 
 def collapse_ranges(names: Iterable[str]) -> Iterator[str]:

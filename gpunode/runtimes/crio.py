@@ -45,7 +45,7 @@ _BACKUP_FILE_NAME = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|d
 
 
 def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, ...]:
-    """Return those of ``paths`` that CRI-O reads, in its order: later files win.
+    """Return the ``paths`` that CRI-O reads, in its order: later files win.
 
     The root file is first, then the folders in turn, as with filepath.Walk. A drop-in elsewhere counts as if CRI-O read
     its folder.

@@ -339,9 +339,9 @@ def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> 
     if row.has_cri_plugin and version and version < _HAS_CDI:
         return f"{shown} has no CDI for pods, 1.7 is the first that has"
     if row.has_cri_plugin and observed.cdi is False:
-        return f"{row.config} says enable_cdi = false, which somebody chose"
+        return f"{row.config} has enable_cdi = false, which somebody chose"
     if row.has_cri_plugin and not version:
-        return f"no package tells the version of {shown}, so its CDI support is unknown"
+        return f"no package shows the version of {shown}, so its CDI support is unknown"
     return f"{shown} does not read the kubelet's CDI devices"
 
 

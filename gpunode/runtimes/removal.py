@@ -103,12 +103,12 @@ def _describe_removal(
         return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
     if not is_left:
         return f"{handler} is removed", ()
-    how = f"what gpunode made of {handler} is taken back"
+    how = f"gpunode's changes to {handler} are undone"
     if row.product or _is_foreign(row, desired, removal.files_after):
         return how, ()
     left = (
-        f"{row.id} still has a runtime {handler}: an entry that gpunode has on no record stays; the same command, run "
-        "again, takes it out by its name"
+        f"{row.id} still has a runtime {handler}: an entry that gpunode has no record of stays; run the same "
+        "command again to remove it by its name"
     )
     return how, (left,)
 

@@ -213,14 +213,14 @@ def describe_verdict(verdict: CdiVerdict) -> str:
     spec = verdict.spec
     if spec is None:
         return "no usable specification"
-    of = f" of driver {', '.join(sorted(spec.drivers))}" if spec.drivers else ""
+    of = f" for driver {', '.join(sorted(spec.drivers))}" if spec.drivers else ""
     return f"{spec.path}{of} offers {', '.join(spec.devices)}"
 
 
 def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
     if _is_of_other_driver(spec, loaded):
-        return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, but {loaded.version} is loaded"
+        return f"{spec.path} is for driver {', '.join(sorted(spec.drivers))}, but {loaded.version} is loaded"
     layout: GpuLayout | None = known(facts.layout, None)
     if layout is None or not spec.gpus:
         return ""
@@ -273,7 +273,7 @@ def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: Loa
             names = sorted(name for name, one in offer.devices.items() if one.path == other.path)
             also = f"; only it still offers {', '.join(names)}" if names else ""
             versions = ", ".join(sorted(other.drivers))
-            yield f"{other.path} is of driver {versions}, and {spec.path} overrides it{also}: remove it"
+            yield f"{other.path} is for driver {versions}, and {spec.path} overrides it{also}: remove it"
 
 
 CDI_STEP = Step(

@@ -143,8 +143,8 @@ def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
         return None
     return Refusal(
         what=f"CUDA toolkit {release} in /usr/local/cuda-{release} belongs to no package",
-        why="NVIDIA's packages of this release have their files in the same folder: they would overwrite those there, "
-        "and no rollback could bring them back",
+        why="NVIDIA's packages of this release have their files in the same folder: they would overwrite the present "
+        "ones, and no rollback could restore them",
         hint=f"{removal}; then run the same command again\nor name another release: version under [cuda]",
     )
 
@@ -182,9 +182,9 @@ def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
     if preexisting_driver(recipe, facts) is None and not has_driver(present):
         return None
     return Refusal(
-        what="the CUDA toolkit comes from NVIDIA's repository, which this node does not get",
-        why="its driver is of other packages, or is not gpunode's to manage: with that repository the next upgrade "
-        "would mix NVIDIA's driver packages with them",
+        what="cannot install a CUDA toolkit: NVIDIA's repository is not enabled here",
+        why="gpunode does not manage this node's driver, or it comes from other packages: with that repository the "
+        "next upgrade would mix NVIDIA's driver packages with them",
         hint='have gpunode manage the driver (driver.version = "auto" and --upgrade), or take your distribution\'s own '
         f"toolkit:\nsudo {system(facts).install(('nvidia-cuda-toolkit',))}",
     )

@@ -44,7 +44,9 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
     fact = facts.unit(PERSISTENCED_UNIT)
     if isinstance(fact, Unknown):
         return Planned(
-            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", is_deferred=True
+            (),
+            f"systemd did not report the unit's state ({fact.reason}); the package enables it for the next boot",
+            is_deferred=True,
         )
     unit = fact.value
     if unit.masked:
@@ -101,7 +103,7 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
         return refused
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
-        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", is_deferred=True)
+        return Planned((), f"systemd did not report whether {MPS_SERVICE} runs ({fact.reason})", is_deferred=True)
     content = FileState(render_mps_unit(exclusive=recipe.mps.exclusive))
     before = need(facts.file(MPS_UNIT_FILE), f"what {MPS_UNIT_FILE} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
@@ -144,7 +146,7 @@ def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
     layout, kubelet = known(facts.layout, None), known(facts.kubelet, None)
     if layout is not None and layout.mig_capabilities and not recipe.mig.layout:
         return Refusal(
-            "[mps] is for whole GPUs, and somebody has made MIG instances here",
+            "[mps] needs whole GPUs, but this node has MIG instances that gpunode did not create",
             "one MPS daemon serves whole GPUs; each MIG instance would need one of its own",
             'leave [mps] out, or have gpunode switch MIG off: layout = "all-disabled" in [mig]',
         )

@@ -100,7 +100,7 @@ DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin
 def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the uninstallation of a .run driver if the command line requests it."""
     if not recipe.remove_runfile_driver:
-        return Planned((), "only --remove-runfile-driver asks for this", is_requested=False)
+        return Planned((), "not requested (--remove-runfile-driver)", is_requested=False)
     from gpunode.steps.leftovers import plan_run_driver_uninstall  # loaded on use
 
     return plan_run_driver_uninstall(facts)
@@ -112,9 +112,9 @@ RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_r
 # It replaces files of packages silently; only its own uninstaller knows which.
 _RUN_INSTALLER_REFUSAL = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
-    why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
+    why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall exists; two drivers in the same folders do not work",
     hint="add --remove-runfile-driver to let setup run its uninstaller first; or run it yourself:\n"
-    "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
+    "sudo nvidia-installer --uninstall\nthen run the same command again (if only these two are left, remove them)",
 )
 
 

@@ -33,7 +33,7 @@ if [ -s "$1" ] && [ -s "$2" ]; then exit 0; fi
 if [ -s "$1" ] && [ ! -s "$2" ] && key=$(openssl pkey -in "$1" -pubout) &&
 [ "$(openssl x509 -inform DER -in "$2.new" -noout -pubkey)" = "$key" ]; then mv "$2.new" "$2"; exit 0; fi
 if [ -s "$1" ] || [ -s "$2" ]; then
-echo "only one of $1 and $2 is there, and $2.new, if it is there, is of another key: remove that" >&2; exit 1; fi
+echo "only one of $1 and $2 exists, and $2.new, if it exists, belongs to another key: remove it" >&2; exit 1; fi
 for folder in "${1%/*}" "${2%/*}"; do [ -d "$folder" ] || install -d -m 0755 "$folder"; done
 rm -f "$1.new" "$2.new"
 openssl req -new -x509 -nodes -days 36500 -subj "/CN=DKMS module signing key" -newkey rsa:2048 \
@@ -114,11 +114,11 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
         give_up = command("sudo", "mv", there, f"{there}.old") if is_usual else f"move {there} away"
         return Refusal(
             what=f"half of this machine's key for kernel modules is gone: {gone} is missing or empty",
-            why="DKMS makes both files anew as soon as one is missing, without a word: modules that it then signs do "
+            why="DKMS silently creates both files again as soon as one is missing: modules that it then signs do "
             "not load under Secure Boot until the new key is enrolled at the console",
-            hint=f"restore {gone} from a backup (of a key that gpunode made there is one in {KEY_BACKUP_FOLDER})"
+            hint=f"restore {gone} from a backup (if gpunode made the key, one is in {KEY_BACKUP_FOLDER})"
             f"{export if key.has_key else ''}\n"
-            f"or give the key up, and enrol a new one:\n{give_up}\n"
+            f"or discard the key, and enrol a new one:\n{give_up}\n"
             "then run the same command again",
         )
     if not key.is_der:
@@ -126,8 +126,8 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
             "sudo", "openssl", "x509", "-in", key.certificate, "-outform", "DER", "-out", f"{key.certificate}.der"
         )
         return Refusal(
-            what=f"{key.certificate} cannot be enrolled: it is in PEM",
-            why="the firmware takes certificates in DER alone",
+            what=f"{key.certificate} cannot be enrolled: it is in PEM format",
+            why="the firmware accepts only certificates in DER format",
             hint=f"{convert}\nthen name that file as mok_certificate in /etc/dkms/framework.conf",
         )
     return None
@@ -165,9 +165,9 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
     if key.has_key and not key.key.startswith(PKCS11_KEY_PREFIX):
         remove = command("sudo", "rm", key.key, key.certificate)
         yield (
-            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (a copy of one that "
-            f"gpunode made is in {KEY_BACKUP_FOLDER}), and the next module that DKMS builds gets a new one, which has "
-            "to be enrolled again"
+            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (if gpunode made it, a "
+            f"copy is in {KEY_BACKUP_FOLDER}); before it builds the next module, DKMS creates a new key, which has to "
+            "be enrolled again"
         )
     if key.enrolled:
         delete = command("sudo", "mokutil", "--delete", key.certificate)
@@ -233,6 +233,6 @@ def require_same_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | No
         why=f"SHA-256 {certificate_fingerprint(old)} before, {certificate_fingerprint(new) or 'none'} now; the "
         "firmware does not have the new "
         "one, so modules that it signs do not load under Secure Boot. Do not reboot yet",
-        hint=f"restore both files from a backup (of a key that gpunode made: {KEY_BACKUP_FOLDER}), or run the same "
+        hint=f"restore both files from a backup (if gpunode made the key: {KEY_BACKUP_FOLDER}), or run the same "
         "command again: it enrols the new key",
     )

@@ -110,7 +110,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     fabric = find_fabric(facts)
     if fabric is None:
         notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_possible_switch_board_notes(facts))
-        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, is_requested=False)
+        return Planned((), "no NVSwitch connects the GPUs of this machine", notes, is_requested=False)
     if driver.chosen.source == "distro" and not (driver.family.signs_own_modules and fabric.kind == "nvswitch"):
         return Refusal(
             what=f"{driver.family.name}'s own archive has no fabric manager for this machine",
@@ -181,7 +181,7 @@ def _needless_manager_notes(facts: Facts) -> Iterator[str]:
     has_switches = bool(find_nvswitches(known(facts.devices, ())))  # of a DGX-2, or passed through
     if not has_switches and isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
         yield (
-            f"{MANAGER_UNIT} is enabled, and no NVSwitch joins GPUs here: it fails at every boot "
+            f"{MANAGER_UNIT} is enabled, and no NVSwitch connects GPUs here: it fails at every boot "
             f"(systemctl disable --now {MANAGER_UNIT})"
         )
 
@@ -202,7 +202,7 @@ def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
     nodes = facts.file(IMEX_NODES_FILE)
     if fabric.kind == "rack" and isinstance(nodes, Known) and nodes.value is None:
         yield (
-            f"{IMEX_NODES_FILE} is not there: list the addresses of the rack's nodes in it, one a line, unless "
+            f"{IMEX_NODES_FILE} does not exist: list the addresses of the rack's nodes in it, one per line, unless "
             "Kubernetes' DRA driver manages IMEX (ComputeDomains)"
         )
 
@@ -237,10 +237,10 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if fabric is None:
-        return Planned((), "no NVSwitch joins the GPUs of this machine", is_requested=False)
+        return Planned((), "no NVSwitch connects the GPUs of this machine", is_requested=False)
     fact = facts.unit(fabric.unit)
     if not isinstance(fact, Known):
-        return Planned((), f"systemd does not say ({fact.reason})", is_deferred=True)
+        return Planned((), f"systemd did not report the unit's state ({fact.reason})", is_deferred=True)
     unit = fact.value
     if unit.masked:
         # Kubernetes' DRA driver runs IMEX in pods, and then masks the unit.
@@ -248,7 +248,7 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), f"{fabric.unit} is masked", notes)
     package = PackageId(_fabric_packages(fabric, driver, facts).version_locked[0])
     if not unit.exists and not is_at_version(known(facts.packages, {}).get(package), ""):
-        return Planned((), f"{fabric.unit} is not there: {package} is not installed", is_deferred=True)
+        return Planned((), f"{fabric.unit} does not exist: {package} is not installed", is_deferred=True)
     if fabric.kind == "rack" and known(facts.file(IMEX_NODES_FILE), None) is None:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", is_deferred=True)
     runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)

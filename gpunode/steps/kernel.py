@@ -161,7 +161,7 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
     if known(facts.file(GRUB_DEFAULTS_FILE), None):
-        remedy = f"{GRUB_DEFAULTS_FILE} does not have it any more: run update-grub, and reboot"
+        remedy = f"{GRUB_DEFAULTS_FILE} no longer has it: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
         if word not in reported and (effect := _argument_effect(word)):
             yield f"{KERNEL_ARGUMENTS_FILE}: the kernel was started with {word}, which {effect}: {remedy}"
@@ -284,7 +284,7 @@ def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     wanted = need(facts.kernels, "which kernels are installed")
     lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
-    fix = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
+    fix = "install the package with it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
     warning = f"driver {preexisting.version} has no module for kernel {kernel}: {fix} before booting that kernel"
     return Planned((), preexisting.reason, (warning,) if lacking else ())
 

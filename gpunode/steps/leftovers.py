@@ -58,7 +58,7 @@ def note_run_driver(facts: Facts) -> Iterator[str]:
     if known(facts.run_installer, default=False):
         yield (
             "NVIDIA's .run installer has installed a driver: it belongs to no package, so no upgrade reaches it; setup "
-            "replaces it by packages with --remove-runfile-driver, and refuses without"
+            "replaces it with packages if you add --remove-runfile-driver; otherwise it refuses"
         )
 
 
@@ -118,7 +118,7 @@ def _note_dkms(facts: Facts) -> Iterator[str]:
         builds = "DKMS builds it again for every new kernel, in place of the installed driver's modules"
         does = "its source is gone, so DKMS can neither build nor remove it" if not source else builds
         yield (
-            f"{' and '.join(listed)} {'are' if listed[1:] else 'is'} of driver {version}, which no package brings: "
+            f"{' and '.join(listed)} {'are' if listed[1:] else 'is'} of driver {version}, which no package installed: "
             f"{does if tree else 'DKMS could build it again'}; `{' && '.join(remove)}` removes it"
         )
 
@@ -201,7 +201,7 @@ _UNINSTALLER_REMAINS_NOTE: Final = (
 )
 _RUN_DRIVER_REMOVAL_NOTES: Final = (
     _UNINSTALLER_REMAINS_NOTE,
-    "no rollback brings the .run driver back: for that, keep the installer that it came from",
+    "no rollback restores the .run driver: to install it again, keep its installer",
 )
 
 
@@ -211,7 +211,7 @@ def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
     Otherwise Debian's nvidia-installer-cleanup would find it in the transaction, and fails there without a terminal.
     """
     if not known(facts.run_installer, default=False):
-        return Planned((), "NVIDIA's .run installer has no driver here")
+        return Planned((), "NVIDIA's .run installer has installed no driver")
     if facts.is_image:
         return Refusal(
             what="a driver of NVIDIA's .run installer is in this image, and its uninstaller is not run there",
@@ -219,7 +219,7 @@ def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
             hint="boot the image and run the same command there without --root",
         )
     change = CommandChange(
-        UNINSTALL_RUN_DRIVER, "two drivers in the same places do not work", triggers=_INITRAMFS_TRIGGERS
+        UNINSTALL_RUN_DRIVER, "two drivers in the same folders do not work", triggers=_INITRAMFS_TRIGGERS
     )
     reason = "NVIDIA's .run installer has installed a driver; its own uninstaller knows its files"
     return Planned((change,), reason, change_notes=_RUN_DRIVER_REMOVAL_NOTES)
@@ -262,7 +262,7 @@ def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     return Refusal(
         what=f"files of driver {version} are installed that belong to no package, and their uninstaller is missing",
         why=f"{', '.join((*sorted(foreign), *modules))}: NVIDIA's .run installer leaves such files; packages would "
-        "overwrite some of them, and no rollback could bring those back",
+        "overwrite some of them, and no rollback could restore them",
         hint=f"download the installer of that version again and have it remove its driver: `{uninstall}`; or move "
         "the files away yourself; then run the same command again",
     )
@@ -313,9 +313,9 @@ def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     packages = sorted(known(facts.packages, {}).items())
     reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
     return Refusal(
-        what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are not there",
-        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src, or "
-        f"{system(facts).exclusion} keeps it out (then remove that first)",
+        what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are missing",
+        why="/lib/modules/KERNEL/build is a dangling link: the package's folder below /usr/src was deleted, or "
+        f"{system(facts).exclusion} excludes it (then remove that first)",
         hint=f"sudo {reinstall}\nthen run the same command again",
     )
 
@@ -326,14 +326,14 @@ _LOST_SOURCE_PHRASE: Final = "the driver's source in /usr/src, which its package
 def note_lost_module_source(driver: WantedDriver, facts: Facts) -> str:
     """Return a note on built modules whose source is gone."""
     anew = _reinstall_modules_hint(driver, facts)
-    return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` brings it back"
+    return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` restores it"
 
 
 def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
     """Return the refusal of ``kernels`` for which nothing can build modules."""
     return Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
-        why=f"{_LOST_SOURCE_PHRASE}, or {system(facts).exclusion} keeps it out (then remove that first)",
+        why=f"{_LOST_SOURCE_PHRASE}, or {system(facts).exclusion} excludes it (then remove that first)",
         hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
     )
 
@@ -356,9 +356,9 @@ def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts
         if trees and not any(one.startswith("/usr/src/") and one.endswith(f"-{version}") for one in there):
             return Refusal(
                 what=f"{change.id} cannot be removed: the source of its modules is gone from /usr/src",
-                why=f"it has DKMS take its modules out, and dkms {dkms.version} fails for modules without their source",
+                why=f"it has DKMS remove its modules, and dkms {dkms.version} fails for modules without their source",
                 hint=f"sudo {system(facts).reinstall({change.id: change.before})}\nthen run the same command again; if "
-                "no archive has that version, have DKMS forget it; its modules stay in /lib/modules then:\n"
+                "no archive has that version, have DKMS forget it (its modules then stay in /lib/modules):\n"
                 f"{command('sudo', 'rm', '-r', *sorted(trees))}",
             )
     return None
@@ -437,13 +437,13 @@ def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
     shadowing = _find_shadowing_modules(driver, facts)
     for is_first, does in (
         (True, "the kernel may load such a module in place of the driver's own"),
-        (False, "depmod prefers the driver's own module, so a kernel loads such a one only where that is missing"),
+        (False, "depmod prefers the driver's own module, so a kernel loads such a module only if that one is missing"),
     ):
         paths = [module.path for module in list_stray_modules(facts) if (module in shadowing) == is_first]
         if paths:
             kernels = sorted({path.split("/")[3] for path in paths})
             renew = " && ".join(command("sudo", "depmod", kernel) for kernel in kernels)
             yield (
-                f"{', '.join(paths)}: neither a package nor DKMS has put {'them' if paths[1:] else 'it'} there; "
+                f"{', '.join(paths)}: neither a package nor DKMS installed {'them' if paths[1:] else 'it'}; "
                 f"{does}; remove it, then run `{renew}`"
             )

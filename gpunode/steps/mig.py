@@ -145,7 +145,7 @@ def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
         return Planned((), "set once the driver is loaded", is_deferred=True)
     if not isinstance(facts.mig, Known):
         why = facts.mig.reason if facts.mig else "it was not queried"
-        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", is_deferred=True)
+        return Planned((), f"not checked: NVML did not report the MIG layout of the GPUs ({why})", is_deferred=True)
     return facts.mig.value
 
 
@@ -169,7 +169,7 @@ def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[Mig
     if not every:
         layouts = dict.fromkeys(str(layout) for layout in wanted.values())
         return Planned((), f"{name}: {'; '.join(layouts) or 'it matches no GPU'}")
-    reason = f"the layout {name}" + ("" if changes else ", made again at each boot")
+    reason = f"the layout {name}" + ("" if changes else ", created again at each boot")
     return Planned(tuple(every), reason)
 
 

@@ -66,10 +66,10 @@ def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Fact
         installed = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
         return Refusal(
             what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
-            why="the package that is to bring it is installed, and its file is not there: it links the module when it "
-            "is configured, and checks its signature",
+            why="its package is installed, but the module file is missing: the package links it when it is configured, "
+            "and checks its signature",
             hint=f"sudo {system(facts).reinstall(installed)}\nthen run the same command again",
         )
     is_planned = facts.module_files.probe == PLAN_PROBE_KEY
-    by = "a package brings it" if is_planned else "prebuilt"
+    by = "a package contains it" if is_planned else "prebuilt"
     return Planned((), f"{by} for {' and '.join(kernels.wanted)}", is_deferred=is_planned)

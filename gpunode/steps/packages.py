@@ -33,7 +33,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
         names = ", ".join(map(str, sorted(leaving)))
         return Planned(
-            (), f"{names} leaves or is replaced in this run, and is not configured, or built, before that", notes
+            (), f"{names} is removed or replaced in this run, and is not configured or built before that", notes
         )
     repair = system(facts).repair_change
     return Planned((repair,), repair.purpose, notes)

@@ -448,7 +448,7 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     notes = (*planned.notes, *lasting)
     if after.cri_disabled:
         disables = f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {row.id}"
-        notes = (*notes, f"{disables}; `{enable_cri_command(row)}` switches it on")
+        notes = (*notes, f"{disables}; `{enable_cri_command(row)}` enables it")
     return replace(planned, notes=notes, change_notes=passing)
 
 
@@ -469,7 +469,7 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
     if not edited.edits:
         again, notes = _plan_reread_if_stale(target, edited) or Planned((), edited.how), (*notes, *edited.notes)
         if edited.restart_reason and _started_after_toolkit(target):
-            was_started = f"{row.product} was started since the toolkit came and has not registered"
+            was_started = f"{row.product} was started after the toolkit was installed and has not registered"
             look = f"see `{row.product} --version` and `systemctl show {row.unit} -p Environment`"
             check = f"Check that {target.desired.binary} is on its PATH: {look}"
             notes = (*notes, f"{was_started} {target.desired.handler}: {edited.restart_reason}. {check}")

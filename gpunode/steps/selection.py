@@ -136,7 +136,7 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
         what=f"{named} of {theirs}'s driver {'is' if len(others) == 1 else 'are'} installed, and {ours}'s driver of "
         f"the same branch {chosen.branch} is wanted",
         why="the packages of both have the same names, so they would be mixed, and Debian's nvidia-alternative removes "
-        "links of the libraries that NVIDIA's packages bring",
+        "links of the libraries that NVIDIA's packages install",
         hint="; or ".join(ways),
     )
 

@@ -269,7 +269,7 @@ def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[No
         yield
     except GpunodeError as error:
         if deleted:
-            error.why += f"; the cluster goes on deleting {', '.join(one.change.subject for one in deleted.values())}"
+            error.why += f"; the cluster still deletes {', '.join(one.change.subject for one in deleted.values())}"
         raise
 
 
@@ -356,4 +356,4 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
         cluster.taint(change.name, taint)
         if [taint] != [own_taint(one) for one in cluster.get([object_ref(change)])]:
             cluster.taint(change.name, f"{taint}-")
-            raise _stale_plan_error(change.subject, f"the taint {taint} is taken off again")
+            raise _stale_plan_error(change.subject, f"the taint {taint} is removed again")

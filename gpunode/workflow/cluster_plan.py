@@ -128,9 +128,9 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
             served = cluster.list_metadata("nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
             if others := [name for one in served if (name := str(one["metadata"]["name"])) not in named]:
                 yield (
-                    f"What changes here changes what {join_names(others, _MAX_NODES_SHOWN)} "
-                    f"{'offers' if len(others) == 1 else 'offer'}, too, by the label {GPU_PRESENT_LABEL}=true: to see "
-                    f"how, name each as well: --node {others[0]}=CAPTURE"
+                    f"These changes also affect {join_names(others, _MAX_NODES_SHOWN)}, which "
+                    f"{'has' if len(others) == 1 else 'have'} the label {GPU_PRESENT_LABEL}=true, too: to see how, "
+                    f"name each as well: --node {others[0]}=CAPTURE"
                 )
 
 
@@ -188,7 +188,7 @@ def _with_pod_problems(
             yield item
             continue
         state, trouble = explain_unready(daemon_set, cluster)
-        state_note = item.note or "as it should be"
+        state_note = item.note or "up to date"
         prefix = f"{daemon_set.title}: " if daemon_set.title != item.title else ""
         yield replace(item, note=f"{state_note}, but {prefix}{state}: {trouble.why}", trouble=trouble)
 
@@ -272,7 +272,7 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
             raise
         except GpunodeError as error:
             reason = main_error_line(error.why)
-            notes.append(f"{title} were not looked at, so a GPU Operator may be there: {reason}")
+            notes.append(f"{title} were not checked, so a GPU Operator may be installed: {reason}")
     return operators, notes
 
 
@@ -398,7 +398,7 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     others = {*managers, *co_owners(example, (field_manager_of(kind),))}
     is_edited = all(map(_HAND_EDITOR.fullmatch, others)) and kind not in {"Node", "Namespace"}
     is_edited = is_edited and current_fields(example) is not None
-    verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
+    verb, way = ("delete", "have gpunode create the object again") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
         what,

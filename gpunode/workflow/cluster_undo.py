@@ -108,7 +108,7 @@ def _keep_used_classes(
                 item = replace(item, state="foreign", change=None, note=f"stays, in use by {join_names(users, 3)}")
             elif unseen:
                 kinds, reason = join_names(unseen), next(iter(unseen.values()))
-                skipped.append(f"{item.title} is deleted, though {kinds} of others were not looked at: {reason}")
+                skipped.append(f"{item.title} is deleted, although {kinds} of others were not checked: {reason}")
         kept.append(item)
     return tuple(kept), tuple(skipped)
 
@@ -146,7 +146,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     _refuse_edited(changes, live, cluster)
     # A Node that left the cluster took its labels along.
     gone = [change for change in changes if change.kind == "Node" and change.key not in live]
-    skipped = tuple(f"{change.subject}: it is not in this cluster any more" for change in gone)
+    skipped = tuple(f"{change.subject}: it is no longer in this cluster" for change in gone)
     pending: dict[Change, ObjectChange] = {}
     for change in (one for one in changes if one not in gone):
         # Start from the current object: its fields may have gained owners since the run.

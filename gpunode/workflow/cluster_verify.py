@@ -181,7 +181,7 @@ class ClusterVerification:
         for name, node in nodes.items():
             why = ""
             if name not in ready:
-                why = "the Node is not there, or not ready"
+                why = "the Node does not exist, or is not ready"
             elif not (pod := render_cluster(recipe, (node,)).test_pod):
                 why = "the recipe does not say which MIG resource a pod can request"
             else:

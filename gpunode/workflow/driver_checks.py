@@ -32,7 +32,7 @@ _NVML_LIBRARY_NOT_FOUND_CODE = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """Yield checks that the driver answers, has one version in all its parts, and is reachable by programs."""
     if recipe.driver.version == "none" and not isinstance(answer, NvmlInventory) and _has_neither_gpu_nor_driver(facts):
-        yield Check("nvml", _NVML_TITLE, "skipped", "no NVIDIA GPU is here", "")
+        yield Check("nvml", _NVML_TITLE, "skipped", "no NVIDIA GPU found", "")
         return
     yield from _check_nvml(recipe, facts, answer)
     yield from _check_versions(recipe, facts, answer)
@@ -220,11 +220,11 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     if fabric is None or fabric.kind == "rack" or not isinstance(answer, NvmlInventory) or not answer.gpus:
         return
     check = partial(Check, "fabric", "the GPUs are registered with the NVSwitches")
-    hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
+    hint = f"look at its log: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
     # In a container the service is the host's, so only the GPUs' own states are visible.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
-        yield check("skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
+        yield check("skipped", f"systemd did not report whether {MANAGER_UNIT} runs")
         return
     if is_host and not _is_manager_active(facts):
         yield check("failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
@@ -236,7 +236,7 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
         yield check("failed", behind, hint)
     elif unread:
-        yield check("skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint)
+        yield check("skipped", f"{len(unread)} of {len(answer.gpus)} did not report their state: {unread[0]}", hint)
     elif not known and not is_host:
         yield check("skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host")
     elif known:

@@ -389,7 +389,7 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
         Refused, Undetermined: the present file cannot be read.
     """
     return _plan_toolkit_file(
-        host, target, toolkit.render_default_config(inspect_toolkit_host(host)).encode(), None, "generated anew"
+        host, target, toolkit.render_default_config(inspect_toolkit_host(host)).encode(), None, "generated again"
     )
 
 

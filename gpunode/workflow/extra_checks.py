@@ -99,7 +99,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
             detail = f"{probe.source}: {answer.error or answer.outcome}"
-            yield check("skipped", detail, f"see what it says: {probe.source}")
+            yield check("skipped", detail, f"see its output: {probe.source}")
             return
         if paths := list(filter(_EXECUTABLE_OR_LIBRARY_PATH.search, system(facts).parse_changed_files(answer.text))):
             changed[package] = paths

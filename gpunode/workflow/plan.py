@@ -496,7 +496,7 @@ class Losses:
         names = [f"{change.id} {change.states[0]}" for change in (*self.purged, *self.replaced)]
         them = "them" if names[1:] else "it"
         listed = join_names(names, _MAX_LOSSES_NAMED)
-        return f"no archive has {listed}, so `rollback --packages` could not bring {them} back" if names else ""
+        return f"no archive has {listed}, so `rollback --packages` could not restore {them}" if names else ""
 
     def refuse_purges(self) -> None:
         """Refuse to purge packages that no archive has.

@@ -70,7 +70,7 @@ class Backlog:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes beside the remaining work, a sentence each."""
-        now = f"another gpunode is changing this node: {self.lock_holder}; this shows a moment in the middle of it"
+        now = f"another gpunode is changing this node: {self.lock_holder}; this output shows an intermediate state"
         first = (now if self.lock_holder else "", self.blank_run, str(self.lost or ""))
         return (*filter(None, first), *self.hold_notes)
 
@@ -192,7 +192,7 @@ def describe_interrupted_run(run: RunRecord, then: str) -> str:
     """Describe which run was interrupted, who began it and when, and its progress; ``then`` says what follows."""
     begin = run.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
-    begun = f"run {begin.run} ({begin.title}, begun {when} by {begin.user})"
+    begun = f"run {begin.run} ({begin.title}, started {when} by {begin.user})"
     return f"{begun} was cut short {_describe_run_progress(run)}; {then}"
 
 

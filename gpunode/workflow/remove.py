@@ -195,7 +195,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts, store: Store) -> Itera
         by_name = store.command("ctk", "runtime", "unconfigure", f"--runtime={row.id}")
         where = "is also in a file where gpunode did not write it"
         for name in (one for one in list_toolkit_handlers(facts, row) if one in removed):
-            yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
+            yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` removes it")
 
 
 def _package_changes_not_undone(

@@ -191,20 +191,20 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
     if run.is_fully_undone:
         return by
-    beyond = "needs --packages" if run.other_subjects else ""
+    beyond = "with --packages" if run.other_subjects else ""
     if not run.configuration_subjects and not beyond:
         return "changed nothing that can be undone"
-    rest = f"; the rest {beyond}" if beyond else ""
+    rest = f"; the rest can be undone {beyond}" if beyond else ""
     if by:
         return by + rest
     try:
         if not run.configuration_subjects:
             refuse_shared_subjects(store, run.id, store.read_run_footprint(run.id).subjects)
-            return f"can be undone now: {beyond}"
+            return f"can be undone {beyond}"
         back = plan_rollback(store, host, run.id, allow_disruption=True)
     except GpunodeError as error:
         if error.hint == rollback_command(store, run, with_packages=True):
-            return f"can be undone now: {beyond}"
+            return f"can be undone {beyond}"
         return f"cannot be undone now: {error.what}"
     return "can be undone now" if back.steps else f"its files are already restored or gone{rest}"
 

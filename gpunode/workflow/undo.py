@@ -43,7 +43,7 @@ from gpunode.workflow.events import Observer
 
 @dataclass(frozen=True, slots=True)
 class UndoStep:
-    """A change that undoes another, with that one's stage and step.
+    """A change that undoes another, with the stage and step of the undone change.
 
     Attributes:
         expectation: what a runtime's own parser must find in the file first; None if the file is restored unchanged.
@@ -106,7 +106,7 @@ class UndoPlan:
 
     @property
     def verb(self) -> Verb:
-        """The command that this is the plan of."""
+        """The command whose plan this is."""
         return "rollback" if self.undone_run else "remove"
 
     @property
@@ -221,10 +221,10 @@ def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
 def drop_source_conflicts(
     steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without those after which the package manager would reject its sources, and what stays instead.
+    """Drop the steps after which the package manager would reject its sources; also return what stays instead.
 
-    Those restore a list which contradicts one that stays, such as gpunode's list that replaced it, or remove a keyring
-    that a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
+    Such a step restores a list that contradicts one that stays, such as gpunode's list that replaced it, or removes a
+    keyring that a remaining entry names: gpunode's entry needs gpunode's version of it, others' entries need any.
 
     ``kept`` is what the undo already leaves, possibly gpunode's own list; ``backup_of`` returns the backup's path
     for some content.
@@ -401,9 +401,9 @@ def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit
 
 
 def _join_over_edits(trail: FileTrail, *, is_whole: bool) -> FileTrail:
-    """Return ``trail`` with spans joined between which somebody edited the file, without what is left of the edit.
+    """Merge the net changes of ``trail`` around somebody's edit, dropping the edit.
 
-    ``is_whole``: only where nothing is left of it. Otherwise, what was overwritten must not be seen again.
+    ``is_whole``: only where nothing of the edit is left. Otherwise, what was overwritten must not be seen again.
     """
     joined: FileTrail = ()
     for span in trail:
@@ -414,7 +414,7 @@ def _join_over_edits(trail: FileTrail, *, is_whole: bool) -> FileTrail:
 def _join_over_edit(
     former: NetChange[FileChange], later: NetChange[FileChange], *, is_whole: bool
 ) -> tuple[NetChange[FileChange], ...]:
-    """Return the two spans, or what is left of them as one."""
+    """Return both net changes, or one that merges them without the edit in between."""
     from gpunode.runtimes.reversal import RevertedFile, revert_edit  # loaded on use: few undos meet an edited file
 
     left, found, made = former.change.after, later.change.before, later.change.after

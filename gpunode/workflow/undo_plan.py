@@ -216,7 +216,7 @@ def _describe_exceptions(request: UndoRequest, facts: Facts, packages: _PackageP
 
         yield from describe_kept_key(facts)
     if held := [str(one.id) for one in packages.changes if not one.is_mark and one.before and one.before.held]:
-        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
+        yield f"held packages that are changed anyway, because the undo includes them: {', '.join(held)}"
 
 
 def _load_returning_driver(
@@ -422,11 +422,11 @@ def edit_conflict_error(change: FileChange, current: FileState | None, keep: str
         return Conflict(
             f"{change.path} was deleted since gpunode wrote it",
             why=f"what a rollback of gpunode's version would do:\n{back}",
-            hint="add --force: it becomes as it was before the run",
+            hint="add --force to restore it to its state before the run",
         )
     by_hand = "make the second change by hand and keep the first"
     return Conflict(
-        f"{change.path} was {'edited since gpunode wrote it' if change.before else 'written anew since the run'}",
+        f"{change.path} was {'edited since gpunode wrote it' if change.before else 'created again since the run'}",
         why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",
         hint=(f"remove what gpunode added and keep the edits:\n{keep}\n" if keep else f"{by_hand};\n")
         + "or add --force: the edited file is backed up first, and rolling that run back restores it",

@@ -143,7 +143,7 @@ def _count_purge_reasons(changes: Sequence[PackageChange]) -> str:
 _TEXT_BY_PURGE_REASON: Mapping[str, str] = {
     "same-module": "it would build the same kernel module",
     "version-locked": "it works with its own driver version only",
-    "relation": "the package manager says that it needs or conflicts with what changes",
+    "relation": "the package manager reports that it needs or conflicts with what changes",
 }
 _SIGN_BY_ACTION: Mapping[Action, tuple[str, Style]] = {
     "install": ("+ ", "add"),

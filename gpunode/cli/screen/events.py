@@ -67,7 +67,7 @@ def trigger_words(trigger: Trigger) -> tuple[str, str, str]:
             name = file.removesuffix(".list").removesuffix(".sources") or "every repository"
             return f"read the package index of {name}", "package index", f"{name} read"
         case "daemon-reload":
-            return "reload systemd's units", "systemd", "units read again"
+            return "reload systemd's units", "systemd", "units reloaded"
         case "initramfs":
             return "rebuild the initramfs", "initramfs", "rebuilt"
         case "cdi":

@@ -17,7 +17,7 @@ Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "
 _ASCII_REPLACEMENTS = str.maketrans(
     {
         "✓": "+", "●": "*", "○": "o", "✗": "x", "–": "-", "·": "|", "×": "x", "→": "->", "…": "...", "━": "=", "─": "-",
-        "’": "'", "“": '"', "”": '"',
+        "↳": ">", "’": "'", "“": '"', "”": '"',
     }
 )  # fmt: skip
 # Printable according to Python, but invisible: joiners, fillers and selectors.

@@ -47,7 +47,7 @@ class InstalledRelations:
     def missing(
         self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId]
     ) -> tuple[MissingDependency, ...] | None:
-        """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
+        """Return the unmet dependencies of ``roots`` and of the packages that they need, directly or not.
 
         Packages whose version differs from the database's are from a plan: they meet a relation in any version, and
         their own relations are known only if the plan stays in the same branch. A package that a plan already installs,
@@ -79,7 +79,7 @@ class InstalledRelations:
         }
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+        """Return the packages among ``leaving`` that others still need, each with the name of one that needs it.
 
         Packages ``changing`` their version, or returning, are there afterwards; the database does not have their new
         dependencies, so these are not checked. A dependency needs a package in ``leaving`` only if nothing that stays
@@ -129,8 +129,8 @@ class _Installed:
     """The packages that are there, by every name under which they can be found.
 
     Attributes:
-        by_name: those in the database; ``planned`` has those that only a plan installs.
-        providing: those in the database that provide names other than their own.
+        by_name: the packages in the database; ``planned`` has the packages that only a plan installs.
+        providing: the packages in the database that provide names other than their own.
     """
 
     native: str

@@ -67,7 +67,7 @@ class Record:
 
 
 def files_in_order(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return those of ``paths`` that apt reads, in its order."""
+    """Return the ``paths`` that apt reads, in its order."""
     read = [path for path in paths if path == PREFERENCES_FILE or _is_read_from_folder(path)]
     return tuple(sorted(read, key=lambda path: (path != PREFERENCES_FILE, path)))
 

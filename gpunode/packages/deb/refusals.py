@@ -89,8 +89,8 @@ def _hint_on_foreign_preferences(problem: str, facts: Facts) -> str:
     """Return which of the user's own preferences concern the packages that a refusal names."""
     places = ", ".join(preferences.list_foreign_records(facts, find_named_packages(problem)))
     return (
-        f"the index is fresh, and {places} decides which of these packages apt may take: remove that pin, or let it "
-        "agree; then run the same command again"
+        f"the index is fresh, and {places} decides which of these packages apt may take: remove or correct "
+        "that pin, then run the same command again"
         if places
         else ""
     )
@@ -131,7 +131,7 @@ def _hint_on_lost_version(problem: str, facts: Facts, offered: Mapping[PackageId
     unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
     by = f", the version of {', '.join(held)}, which somebody holds" if held else ""
     return (
-        f"no source has {package} {version} any more{by}; --upgrade brings the newest version of all that belongs "
+        f"no source has {package} {version} any more{by}; --upgrade installs the newest version of all that belongs "
         f"together:\n{unhold}add --upgrade to the same command"
     )
 

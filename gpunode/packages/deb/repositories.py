@@ -201,7 +201,7 @@ def _describe_key_bypass(source: PackageSource, repository: Repository) -> str:
 
 
 def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
-    """Return the change of the list file; none if ``sources``, those that stay, name the archive correctly."""
+    """Return the change of the list file; none if the remaining ``sources`` name the archive correctly."""
     own = [source for source in sources if source.file == repository.list_file]
     clashes = any(source.enabled and _describe_key_bypass(source, repository) for source in own)
     if not clashes and any(_is_correct_entry(source, repository) for source in sources):

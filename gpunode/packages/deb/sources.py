@@ -39,7 +39,7 @@ def explain_closed_keyring_folder(folder: str, facts: Facts) -> str:
 
 
 def parse(path: str, text: str) -> tuple[PackageSource, ...]:
-    """Return the archives that ``text``, the content of ``path``, names; those that are disabled are marked so.
+    """Return the archives that ``text``, the content of ``path``, names; disabled archives are marked.
 
     Raises:
         ValueError: if an entry is malformed; apt would not read it either.

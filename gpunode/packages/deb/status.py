@@ -157,18 +157,18 @@ class Status:
         return packages(parse_status(self.text))
 
     def half_installed(self) -> frozenset[str]:
-        """Return those that have lost some of their files, or never got them all; dpkg refuses to remove them."""
+        """Return the packages that lost some of their files, or never got them all; dpkg refuses to remove them."""
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status == HALF_INSTALLED_STATE)
 
     def list_unfinished(self) -> frozenset[str]:
-        """Return those that dpkg has not finished, including those with pending triggers."""
+        """Return the packages that dpkg has not finished, including packages with pending triggers."""
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status in _UNFINISHED_STATES)
 
     def list_obstacles(self) -> frozenset[str]:
-        """Return those that stop apt, as dpkg names them: they may have lost files, or lack a dependency.
+        """Return the packages that stop apt, as dpkg names them: they may have lost files, or lack a dependency.
 
-        Any other that dpkg cannot configure, such as the kernel's and the builder of its initramfs on a full disk, is
-        none: apt removes what it is asked to.
+        Other packages that dpkg cannot configure, such as the kernel's and the builder of its initramfs on a full
+        disk, are no obstacle: apt removes what it is asked to.
         """
         from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
 
@@ -186,7 +186,7 @@ class Status:
         )
 
     def held_unfinished(self) -> Mapping[PackageId, PackageState]:
-        """Return those of ``list_unfinished`` that are on hold."""
+        """Return the packages of ``list_unfinished`` that are on hold."""
         entries = parse_status(self.text)
         held = [entry for entry in entries if entry.want == "hold" and entry.status in _UNFINISHED_STATES]
         native = native_architecture(entries) if held else ""
@@ -212,7 +212,7 @@ class Status:
         return {row[0]: row[1] for row in self._conffile_rows() if len(row) == 2}
 
     def obsolete_conffiles(self) -> Mapping[str, str]:
-        """Return those that the present version of their package no longer ships.
+        """Return the configuration files that the present version of their package no longer ships.
 
         dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
         """
@@ -224,7 +224,7 @@ class Status:
         return [line.split() for listed in _CONFFILES.finditer("\n" + self.text) for line in listed[1].splitlines()]
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Return those of the packages ``leaving`` that others still need; see ``InstalledRelations.find_needed``."""
+        """Return the packages among ``leaving`` that others still need; see ``InstalledRelations.find_needed``."""
         from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
 
         return InstalledRelations(found).find_needed(leaving, changing) if (found := parse_status(self.text)) else {}

@@ -79,7 +79,7 @@ def test_rollback_without_a_run_undoes_only_the_newest(image: Path) -> None:
         assert "✓" not in again.out
     answer = json.loads(gpunode("rollback", "--yes", "--json", *place).out)
     assert (answer["changed"], answer["result"]["next_run"][:6]) == (False, "000001")
-    assert f"rollback changes {image} and asks first" in gpunode("rollback", "1", *place).err
+    assert f"rollback asks before it changes {image}" in gpunode("rollback", "1", *place).err
     assert gpunode("rollback", "1", "--yes", *place).exit_code == 0
     assert files(image) == before
     assert "no other run is left" in gpunode("rollback", "--yes", *place).out

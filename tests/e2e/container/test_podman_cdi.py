@@ -126,7 +126,7 @@ def test_duplicate_device_in_two_cdi_files_is_reported(machine: Machine) -> None
 def test_outdated_cdi_file_in_etc_is_overridden(machine: Machine) -> None:
     stale = f"mkdir /etc/cdi; sed s/580.95.05/535.104.05/ {SPEC} > /etc/cdi/nvidia.yaml; rm {SPEC}"
     done = machine.run(IMAGE, gpunode("configure"), stale, gpunode("configure"), RUN)
-    assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, but 580.95.05 is loaded" in output_on_one_line(done)
+    assert "/etc/cdi/nvidia.yaml is for driver 535.104.05, but 580.95.05 is loaded" in output_on_one_line(done)
     assert "void" in done.stdout, done
 
 

@@ -113,7 +113,7 @@ def enrolment(node: Machine) -> str:
 def waits_at_console(node: Machine, done: Answer) -> bool:
     """True if a run ended with its request queued, the next step printed, and nouveau not blocked."""
     assert done.exit_code == 10, done.error
-    assert "with somebody at the console" in done.error
+    assert "with console access" in done.error
     assert "Enroll MOK → Continue → Yes → the one-time password" in done.error
     assert not node.path("/root/password").exists()
     assert not node.path("/run/gpunode-mok-password").exists()
@@ -185,7 +185,7 @@ def test_resumed_setup_ends_where_somebody_has_to_be_at_the_console(node: Machin
     second = node.boot_id()
     waiting = setup_with_password(node, "--reboot")
     assert waiting.exit_code == 10
-    assert "with somebody at the console" in waiting.error
+    assert "with console access" in waiting.error
     assert enrolment(node) == QUEUED
     assert node.boot_id() == second
     assert not node.path(f"/etc/systemd/system/{UNIT}").exists()

@@ -58,5 +58,5 @@ def test_name_of_no_single_gpu_is_refused_with_a_next_command(named: str, reason
 def test_the_screen_says_when_fixes_end_and_what_limits_cuda(capsys: pytest.CaptureFixture[str]) -> None:
     gpus(OutputOptions(json=False, verbose=False), "debian12-gtx1080", "")
     shown = capsys.readouterr().out
-    assert "no later branch drives it; fixes end 2028-06" in shown
+    assert "no later branch supports it; fixes end 2028-06" in shown
     assert "CUDA      up to 12.9; later releases do not compile for Pascal" in shown

@@ -62,7 +62,7 @@ def test_render_writes_the_folder_and_a_second_one_changes_nothing(
 def test_screen_names_a_whole_pod_that_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     render_recipe("k8s-containerd", (SAMPLE,), str(out), "manifests", OutputOptions())
-    assert f"{out}/test-pod.yaml is a whole one" in " ".join(capsys.readouterr().out.split())
+    assert f"{out}/test-pod.yaml is a complete example" in " ".join(capsys.readouterr().out.split())
     assert yaml.safe_load((out / "test-pod.yaml").read_text())["kind"] == "Pod"
 
 

@@ -230,7 +230,7 @@ def test_file_that_was_only_read_again_is_not_called_changed() -> None:
     same = chronicles.state(b"same")
     reread = record.Intent(1, "runtime", "runtime-config", FileChange(CONFIG, same, same, frozenset({RESTART})))
     run = RunRecord((BEGIN, reread, record.Done(1, AT), record.Commit("done", "", AT)))
-    assert f"changed nothing; had {CONFIG} read again" in screen_text(log.run_table_lines([run]))
+    assert f"changed nothing; reloaded {CONFIG}" in screen_text(log.run_table_lines([run]))
     assert log.undo_record(run, "")["subjects"] == []
 
 

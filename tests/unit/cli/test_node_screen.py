@@ -79,7 +79,7 @@ def test_yes_continues_after_the_plan_was_shown(
     monkeypatch.setattr(sys, "stdin", Keyboard(answer))
     screen().confirm(nodes.planned(nodes.facts()), yes=False)
     shown = capsys.readouterr().out
-    assert shown.index("/etc/containerd/config.toml") < shown.index("Go on? [y/N]")
+    assert shown.index("/etc/containerd/config.toml") < shown.index("Continue? [y/N]")
 
 
 def test_yes_option_shows_the_plan_without_a_question(
@@ -89,7 +89,7 @@ def test_yes_option_shows_the_plan_without_a_question(
     screen().confirm(nodes.planned(nodes.facts()), yes=True)
     shown = capsys.readouterr().out
     assert "/etc/containerd/config.toml" in shown
-    assert "Go on?" not in shown
+    assert "Continue?" not in shown
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -143,8 +143,8 @@ def test_one_answer_allows_the_changes_and_the_programs_of_an_image(
     shown.confirm(nodes.planned(nodes.facts()), yes=False)
     ask_before_programs()
     told = capsys.readouterr().out
-    assert told.count("Go on? [y/N]") == 1
-    assert told.index("runs programs of /mnt/image as root") < told.index("Go on? [y/N]")
+    assert told.count("Continue? [y/N]") == 1
+    assert told.index("runs programs of /mnt/image as root") < told.index("Continue? [y/N]")
 
 
 def test_program_of_an_image_before_any_plan_needs_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_waiting_setup_never_exits_with_success(kind: BlockingAction) -> None:
 
 def test_waiting_setup_that_needs_the_console_says_so_with_every_reason() -> None:
     ended = blocked_setup_error(waits("reboot", "console"), resumes=True)
-    assert "somebody at the console" in ended.what
+    assert "a reboot with console access is needed" in ended.what
     assert ended.why == "why reboot\nwhy console"
     assert "MokManager" in ended.hint
 

@@ -92,7 +92,7 @@ def test_disruptive_step_for_a_text_follows_an_examination_of_the_node(cause: st
 def test_text_may_be_from_another_machine() -> None:
     found = diagnose(take_snapshot(pasted.parse_text_report(FALLEN))).findings[0]
     assert (found.cause, found.confidence, found.next_step.command) == ("gpu-fallen-off-bus", "certain", EXAMINE)
-    assert checks_heading(found) == "a text may be from another machine or time, so first run"
+    assert checks_heading(found) == "this text may be from another machine or time; first run"
 
 
 def test_capture_of_the_node_needs_no_further_examination() -> None:

@@ -172,7 +172,7 @@ def test_missing_answer_is_explained() -> None:
 
 def test_capture_without_nvml_does_not_say_that_it_crashed() -> None:
     found = read_nvml_answer(CaptureHost({}).run_probe(Probe("nvml", argv=("nvml",))))
-    assert found == NoAnswer("not-queried", "this capture does not hold its answer")
+    assert found == NoAnswer("not-queried", "not in this capture")
 
 
 @pytest.mark.parametrize(

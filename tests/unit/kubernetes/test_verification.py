@@ -375,7 +375,7 @@ def pod_result(
     ("recipe", "log", "status", "said"),
     [
         ("k8s-containerd", "Test PASSED", "passed", "Test PASSED, 3.0 s; deleted"),
-        ("k8s-containerd", "all is well", "failed", "does not say Test PASSED; its last line: all is well"),
+        ("k8s-containerd", "all is well", "failed", "does not contain Test PASSED; its last line: all is well"),
         ("k8s-containerd", None, "skipped", "its log cannot be read"),
         ("k8s-mig", "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\nTest PASSED", "passed", "MIG instance 1g.10gb"),
         ("k8s-mig", "  MIG 2g.20gb     Device  0: (UUID: MIG-1)\nTest PASSED", "failed", "and saw 2g.20gb"),

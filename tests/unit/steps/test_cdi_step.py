@@ -64,13 +64,13 @@ def test_current_cdi_specification_is_left_alone() -> None:
     outcome = plan(node({RUN: spec(uuid=UUID)}))
     assert outcome.changes == ()
     assert outcome.notes == ()
-    assert outcome.reason == f"{RUN} of driver 580.95.05 offers all, 0, {UUID}"
+    assert outcome.reason == f"{RUN} for driver 580.95.05 offers all, 0, {UUID}"
 
 
 @pytest.mark.parametrize(
     ("written", "layout", "why"),
     [
-        (spec("535.104.05"), ONE, "is of driver 535.104.05, but 580.95.05 is loaded"),
+        (spec("535.104.05"), ONE, "is for driver 535.104.05, but 580.95.05 is loaded"),
         (
             spec(),
             GpuLayout(frozenset({0, 1}), frozenset()),
@@ -99,7 +99,7 @@ def test_outdated_cdi_specification_is_regenerated(written: bytes, layout: GpuLa
 
 def test_version_that_only_begins_like_the_loaded_one_is_another() -> None:
     facts = replace(node({RUN: spec("580.126")}), loaded_driver=Known(LoadedDriver("580.12", True), ""))
-    assert "of driver 580.126, but 580.12 is loaded" in plan(facts).reason
+    assert "for driver 580.126, but 580.12 is loaded" in plan(facts).reason
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_cdi_specification_with_unknown_facts_is_left_alone(written: bytes, layo
 
 def test_outdated_cdi_file_in_etc_is_noted_or_overridden() -> None:
     (note,) = plan(node({ETC: spec("535.104.05", uuid=UUID), RUN: spec()})).notes
-    assert f"{ETC} is of driver 535.104.05, and {RUN} overrides it; only it still offers {UUID}" in note
+    assert f"{ETC} is for driver 535.104.05, and {RUN} overrides it; only it still offers {UUID}" in note
     outcome = plan(node({ETC: spec("535.104.05")}))
     assert [change.path for change in outcome.changes if isinstance(change, FileChange)] == [RUN]
 
@@ -247,7 +247,7 @@ def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
     assert outcome.changes == ()
     (note,) = outcome.notes
-    assert f"{ETC} is of driver 535.104.05, but 580.95.05 is loaded, and nothing on this node writes it again" in note
+    assert f"{ETC} is for driver 535.104.05, but 580.95.05 is loaded, and nothing on this node writes it again" in note
     assert plan(node({ETC: spec()}), CONTAINERD).notes == ()
     assert plan(node(), CONTAINERD).notes == ()
 

@@ -8,13 +8,13 @@ from gpunode.facts.model import Facts, Known
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
 
-EXCLUDED = "or a path-exclude in /etc/dpkg/dpkg.cfg.d keeps it out"
+EXCLUDED = "or a path-exclude in /etc/dpkg/dpkg.cfg.d excludes it"
 
 
 def test_headers_that_somebody_deleted_are_refused_with_all_their_packages() -> None:
     names = (f"linux-headers-{KERNEL}", "linux-headers-6.1.0-37-common", "linux-headers-amd64")
     no = refusal(HEADERS_STEP.plan(recipe(), machine(packages=dict.fromkeys(names, "6.1.140-1"), headers=frozenset())))
-    assert no.what == f"linux-headers-{KERNEL} is installed, but the headers are not there"
+    assert no.what == f"linux-headers-{KERNEL} is installed, but the headers are missing"
     assert EXCLUDED in no.why
     reinstall = no.hint.splitlines()[0]
     assert reinstall == (f"sudo apt-get install --reinstall {names[0]}=6.1.140-1 {names[1]}=6.1.140-1")

@@ -199,7 +199,7 @@ def test_mig_waits_for_the_driver_to_report_support(model: str) -> None:
             "set once the driver is loaded",
         ),
         (node(platform=Platform("image")), "set by the first `gpunode setup` on the booted node"),
-        (replace(node(), mig=Unknown("it hangs", "nvml")), "not checked: NVML does not say"),
+        (replace(node(), mig=Unknown("it hangs", "nvml")), "not checked: NVML did not report"),
     ],
 )
 def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str) -> None:

@@ -52,7 +52,7 @@ def test_mps_is_refused_on_gpus_that_others_have_divided() -> None:
         with_driver(), layout=Known(GpuLayout(frozenset({0}), frozenset(), frozenset({3})), "nvidia-gpus")
     )
     found = refusal(MPS_STEP.plan(WANTED, node(divided)))
-    assert found.what == "[mps] is for whole GPUs, and somebody has made MIG instances here"
+    assert found.what == "[mps] needs whole GPUs, but this node has MIG instances that gpunode did not create"
     assert planned(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-disabled")), node(divided))).changes
 
 

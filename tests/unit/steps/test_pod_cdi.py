@@ -58,7 +58,7 @@ def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
         ("2.1.9-1", V3 + OFF, False, "which somebody chose"),
         # Kept over the upgrade from 1.7.
         ("2.1.9-1", DUMPED, True, ""),
-        ("", V2, False, "no package tells the version"),
+        ("", V2, False, "no package shows the version"),
         ("", V3, True, ""),
     ],
 )

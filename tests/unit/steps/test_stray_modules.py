@@ -53,7 +53,7 @@ def test_module_in_a_folder_below_comes_as_early(place: str) -> None:
 def test_module_that_comes_later_is_noted() -> None:
     (note,) = planned(CONFLICTS_STEP.plan(recipe(), node("extra/nvidia.ko.xz"))).notes
     assert f"/lib/modules/{KERNEL}/extra/nvidia.ko.xz" in note
-    assert "only where that is missing" in note
+    assert "only if that one is missing" in note
 
 
 def test_module_of_a_kernel_that_will_not_run_is_noted() -> None:

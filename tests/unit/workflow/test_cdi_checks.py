@@ -69,7 +69,7 @@ def test_complete_cdi_specification_passes() -> None:
     found = checks(node())
     assert [check.status for check in found.values()] == ["passed", "passed"]
     assert "libcuda" not in found["cdi"].detail
-    assert f"{SPEC} of driver 580.95.05 offers all" in found["cdi"].detail
+    assert f"{SPEC} for driver 580.95.05 offers all" in found["cdi"].detail
 
 
 def test_cdi_is_not_checked_unless_the_recipe_asks_for_it() -> None:

@@ -76,7 +76,7 @@ def test_operator_kinds_that_cannot_be_listed_are_noted(user: User) -> None:
     said = f"error: unable to retrieve the complete list of server APIs: nvidia.com/v1: {UNAVAILABLE}\n".encode()
     user.kubectl.intercept = lambda words: ended((), 1, b"", said) if words[0] == "api-resources" else None
     (note,) = user.plan().envelope["result"]["notes"]
-    assert "so a GPU Operator may be there" in note
+    assert "so a GPU Operator may be installed" in note
 
 
 def test_rendered_plugin_applied_by_argo_cd_elsewhere_is_refused(server: ApiServer, user: User) -> None:

@@ -125,7 +125,7 @@ def test_rollback_that_may_not_list_workloads_says_so(server: ApiServer, user: U
     server.denied |= {"list daemonsets", "list cronjobs"}
     undone = user("rollback", "k1", "--yes")
     (skipped,) = undone.envelope["result"]["skipped"]
-    deleted = "RuntimeClass nvidia is deleted, though daemonsets, cronjobs of others were not looked at: "
+    deleted = "RuntimeClass nvidia is deleted, although daemonsets, cronjobs of others were not checked: "
     assert skipped.startswith(deleted)
     assert not server.peek("RuntimeClass")
 

@@ -220,7 +220,7 @@ def test_end_of_the_wait_tells_that_the_cluster_deletes_on(server: ApiServer, us
     user.kubectl.intercept = lambda words: stop(words) if user.skipped_s else None
     error = user("k8s", "remove", "--yes", check=13 if is_lost else 130).error
     assert error["why"].endswith(
-        f"; the cluster goes on deleting DaemonSet {NAMESPACE}/{PLUGIN[2]}, Namespace {NAMESPACE}"
+        f"; the cluster still deletes DaemonSet {NAMESPACE}/{PLUGIN[2]}, Namespace {NAMESPACE}"
     )
     results = {one["result"] for one in user("log", "k2").envelope["result"]["run"]["changes"]}
     assert results == {"done", "unknown"}
@@ -340,7 +340,7 @@ def test_nodes_that_the_changed_plugin_serves_are_named(server: ApiServer, user:
     user("k8s", "apply", "k8s-containerd", *NODE, "--node", "gpu-2=debian12-gtx1080", "--yes")
     assert user.plan().envelope["result"]["notes"] == []
     (note,) = user.plan("k8s-time-slicing").envelope["result"]["notes"]
-    assert note.startswith("What changes here changes what gpu-2 offers, too")
+    assert note.startswith("These changes also affect gpu-2, which has the label")
     assert "--node gpu-2=CAPTURE" in note
 
 

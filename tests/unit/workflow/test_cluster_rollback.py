@@ -73,7 +73,7 @@ def test_rollback_does_without_a_node_that_left_the_cluster(server: ApiServer, u
     server.delete("Node", "", "gpu-1")
     server.controllers.clear()
     done = user("rollback", "k2", "--yes")
-    assert done.envelope["result"]["skipped"] == ["Node gpu-1: it is not in this cluster any more"]
+    assert done.envelope["result"]["skipped"] == ["Node gpu-1: it is no longer in this cluster"]
     assert "Node gpu-1" not in done.states
     assert server.peek("DaemonSet")
 

@@ -217,7 +217,7 @@ def test_node_not_ready_or_without_gpus_gets_no_test_pod(applied: ApiServer, use
     there["status"]["allocatable"] = {}
     assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node offers no nvidia.com/gpu")
     there["status"]["conditions"] = []
-    assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node is not there, or not ready")
+    assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node does not exist, or is not ready")
 
 
 def test_forbidden_lookups_are_not_run_and_an_unreachable_server_ends_it(applied: ApiServer, user: User) -> None:

@@ -43,7 +43,7 @@ def test_repeated_apply_fails_again_while_the_plugin_does_not_run(unready: ApiSe
 
 def test_plan_reports_a_plugin_that_does_not_run(unready: ApiServer, user: User) -> None:
     notes = {one["kind"]: one["note"] for one in user.plan().envelope["result"]["objects"]}
-    assert "as it should be, but 0 of 1 pods are ready: " in notes["DaemonSet"]
+    assert "up to date, but 0 of 1 pods are ready: " in notes["DaemonSet"]
     assert "cannot be pulled" in notes["DaemonSet"]
     shown = user.screen("k8s", "plan", *NODE)
     assert "! nothing to change, but DaemonSet gpu-system/nvidia-device-plugin does not run" in shown
@@ -53,7 +53,7 @@ def test_plan_reports_a_plugin_that_does_not_run(unready: ApiServer, user: User)
 def test_plan_names_the_command_that_writes_a_whole_pod(unready: ApiServer, user: User) -> None:
     shown = " ".join(user.screen("k8s", "plan", *NODE).split())
     written = f"gpunode k8s render {' '.join(NODE)} --output gpu-node"
-    assert f"in your own pod (test-pod.yaml of `{written}` is a whole one):" in shown
+    assert f"in your own pod (test-pod.yaml of `{written}` is a complete example):" in shown
 
 
 def test_apply_waits_for_a_plugin_that_starts_late(unready: ApiServer, user: User) -> None:
@@ -188,7 +188,7 @@ def test_release_whose_pods_do_not_run_is_reported_each_time(server: ApiServer, 
         assert "cannot be pulled" in error["why"]
     shown = user.screen("k8s", "plan", "k8s-mps", *NODE)
     assert "! nothing to change, but Helm release gpu-system/nvidia-device-plugin does not run" in shown
-    assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
+    assert "up to date, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
 
 
 def test_pods_for_which_helm_waited_in_vain_say_why(server: ApiServer, user: User, helm: Helm) -> None:

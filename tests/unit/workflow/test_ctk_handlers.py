@@ -106,7 +106,7 @@ def test_entry_with_a_changed_program_is_kept_and_named(name: str, store: Store)
     assert found.handlers["nvidia"] == "/opt/mine/runtime"
     assert found.default in {None, "runc", "crun"}
     assert any("nvidia is kept: its program was changed since" in note for note in plan.planned.all_notes)
-    assert plan.planned.reason == "what gpunode made of nvidia is taken back"
+    assert plan.planned.reason == "gpunode's changes to nvidia are undone"
     with pytest.raises(Refused, match="was not added by configure"):
         unconfigured(host, store, desired, name)
 
@@ -120,7 +120,7 @@ def test_entry_with_another_program_of_nvidia_is_removed_next_time(store: Store)
     host.files["/etc/containerd/config.toml"] = FileState(now.replace(b"container-runtime", b"container-runtime.cdi"))
     first = unconfigured(host, store, DesiredConfig(), "containerd")
     assert any("nvidia is kept" in note for note in first.planned.all_notes)
-    assert any("the same command, run again, takes it out" in note for note in first.planned.all_notes)
+    assert any("run the same command again to remove it" in note for note in first.planned.all_notes)
     second = unconfigured(host, store, DesiredConfig(), "containerd")
     assert dict(host.contents) == {"/etc/containerd/config.toml": debian}
     assert not any("is kept" in note for note in second.planned.all_notes)

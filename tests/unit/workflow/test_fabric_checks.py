@@ -43,7 +43,7 @@ def _node(*, running: bool = True) -> Facts:
         (("completed", "failed with Unknown"), "failed", "1 of 2 failed with Unknown"),
         (("not supported", "not supported"), "passed", "report no state of their own"),
         (({"error": "NotSupported", "code": 3},), "passed", "report no state of their own"),
-        (("completed", {"error": "Unknown", "code": 999}), "skipped", "1 of 2 do not say"),
+        (("completed", {"error": "Unknown", "code": 999}), "skipped", "1 of 2 did not report their state"),
     ],
 )
 def test_every_gpu_must_have_registered(states: tuple[object, ...], status: str, detail: str) -> None:

@@ -72,7 +72,7 @@ def test_versions_in_no_archive_are_told_in_one_note_and_stop_nothing() -> None:
     losses.refuse_purges()
     assert losses.note == (
         "no archive has libcuda1 470.256.02-1, nvidia-settings 470.256.02-1, libnvidia 470.256.02-1, so "
-        "`rollback --packages` could not bring them back"
+        "`rollback --packages` could not restore them"
     )
     many = Losses(replaced=tuple(purge(f"package{number}") for number in range(40)))
     assert "package4 470.256.02-1 and 35 more, so" in many.note

@@ -66,7 +66,7 @@ def having(installed: Mapping[str, PackageState], selected_for_removal: Collecti
 )
 def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
     assert describe_interrupted_run(interrupted(made, begun), "this run finishes it") == (
-        "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
+        "run 000003-20270115T080000Z (setup containerd, started 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
 

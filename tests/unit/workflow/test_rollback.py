@@ -460,7 +460,7 @@ def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, ho
     with pytest.raises(Conflict, match=r"would name /usr/bin/nvidia-container-runtime, which is not installed") as told:
         undo(host, store, removal.id)
     assert told.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
-    assert preview_rollback(store, host, find_run(store, "1")) == "can be undone now: needs --packages"
+    assert preview_rollback(store, host, find_run(store, "1")) == "can be undone with --packages"
 
 
 @pytest.mark.parametrize(
@@ -553,7 +553,7 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
         return [preview_rollback(store, host, run) for run in store.read_runs()]
 
     assert told(host) == [
-        "can be undone now: needs --packages",
+        "can be undone with --packages",
         f"cannot be undone now: later runs changed the same things: {runs[2]}",
         "can be undone now",
         "can be undone now",
@@ -588,7 +588,7 @@ def test_run_of_packages_that_a_later_one_changed_cannot_be_undone(store: Store,
         run.commit("done")
     first, second = store.read_runs()
     assert preview_rollback(store, host, first) == f"cannot be undone now: later runs changed the same things: {run.id}"
-    assert preview_rollback(store, host, second) == "can be undone now: needs --packages"
+    assert preview_rollback(store, host, second) == "can be undone with --packages"
 
 
 def test_run_that_only_packages_undo_is_named_as_the_next(store: Store, host: Node) -> None:

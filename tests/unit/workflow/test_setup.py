@@ -598,7 +598,7 @@ def test_lost_version_is_told_once_before_the_transaction(store: Store, has_inde
     assert confirmed == [int(has_index)]
     (note,) = said
     assert "libcuda1 595.91.07-1" in note
-    assert note.endswith(", so `rollback --packages` could not bring them back")
+    assert note.endswith(", so `rollback --packages` could not restore them")
 
 
 def _settle(host: Node) -> Callable[[Facts, StagePlan], Facts]:

@@ -141,7 +141,7 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
         run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
-    assert f"; {finisher} does it" in told
+    assert f"; {finisher} finishes it" in told
 
 
 def test_status_names_the_whole_command_of_an_undo_that_was_cut_short(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_status_names_the_whole_command_of_an_undo_that_was_cut_short(tmp_path: 
     run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
-    assert "; `sudo gpunode rollback 2 --packages` does it" in told
+    assert "; `sudo gpunode rollback 2 --packages` finishes it" in told
 
 
 def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None
         status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(12, "x", "")
     )
     told = "\n".join(str(line) for line in status_lines(facts, found))
-    assert "the next boot takes this module away" in told
+    assert "this module is gone after the next boot" in told
     assert "gpunode setup" not in told
 
 
@@ -180,7 +180,7 @@ def test_run_driver_whose_nvml_fails_is_no_removed_one(tmp_path: Path) -> None:
     found = replace(
         status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(18, "x", "")
     )
-    assert "takes this module away" not in "\n".join(str(line) for line in status_lines(facts, found))
+    assert "this module is gone" not in "\n".join(str(line) for line in status_lines(facts, found))
 
 
 def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:

@@ -442,7 +442,7 @@ class TestWholeRollback:
         back = (
             plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
         )
-        assert "held, and changed all the same, because the undo includes them: dkms" in back.notes
+        assert "held packages that are changed anyway, because the undo includes them: dkms" in back.notes
 
     def test_package_needed_by_others_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
@@ -959,7 +959,7 @@ class TestWholeRollback:
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
-        with pytest.raises(Conflict, match="written anew since"):
+        with pytest.raises(Conflict, match="created again since"):
             plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD}))
         host.files[path] = edited
         assert plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD})).steps == ()
@@ -990,7 +990,7 @@ class TestWholeRollback:
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         host.files[DAEMON_JSON] = FileState(b"theirs")
-        with pytest.raises(Conflict, match="written anew since"):
+        with pytest.raises(Conflict, match="created again since"):
             plan_rollback(store, host, run.id, facts_now({}))
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
@@ -1072,7 +1072,7 @@ class TestWholeRollback:
         host.files[path], host.owned = packaged, {"nvidia-smi": (path,)} if is_packaged else {}
         host.after_packages = {path: None} if goes else {}
         if not is_packaged:
-            with pytest.raises(Conflict, match="written anew since"):
+            with pytest.raises(Conflict, match="created again since"):
                 plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW}))
             return
         undo(host, store, plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW})))

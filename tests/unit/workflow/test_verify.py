@@ -133,7 +133,7 @@ def test_driver_is_not_missed_without_a_gpu_and_unwanted() -> None:
     bare = machine(devices=Known((), "pci-modalias"))
     found = report(none, bare, without)
     assert not found.failed
-    assert (check(found, "nvml").status, check(found, "nvml").detail) == ("skipped", "no NVIDIA GPU is here")
+    assert (check(found, "nvml").status, check(found, "nvml").detail) == ("skipped", "no NVIDIA GPU found")
     with_gpu = report(none, machine(), without)
     assert [one.id for one in with_gpu.failed] == ["nvml", "libcuda"]
     loaded = replace(bare, loaded_driver=Known(LoadedDriver("580.95.05", open_module=False), "nvidia-version"))
