@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pwd
@@ -38,6 +39,27 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
 
     user("rollback", "k2", "--yes")
     assert everything(server) == applied
+    user("rollback", "k3", "--yes")
+    assert everything(server) == before
+
+
+def test_apply_that_only_began_a_deletion_names_the_way_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    (earlier,) = (copy.deepcopy(one) for one in server.peek("ConfigMap"))
+    user.apply("k8s-containerd")
+    wanted = {name: earlier["metadata"][name] for name in ("name", "namespace", "labels")}
+    server.apply({**earlier, "metadata": wanted}, "gpunode")  # a deletion that was killed may leave it
+    (left,) = (one for one in server.peek("ConfigMap") if one["metadata"]["name"] == wanted["name"])
+    left["metadata"]["finalizers"] = ["example.org/keep"]
+    before = everything(server)
+
+    error = user.apply("k8s-containerd", check=6).error
+
+    assert error["what"] == f"ConfigMap gpu-system/{wanted['name']} is still being deleted"
+    assert error["hint"].endswith("\nor undo what was changed: gpunode rollback k3")
+    left["metadata"].pop("finalizers")
+    server.delete("ConfigMap", "gpu-system", wanted["name"])
+    assert everything(server) != before
     user("rollback", "k3", "--yes")
     assert everything(server) == before
 
