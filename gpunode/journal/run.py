@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -10,13 +11,21 @@ from gpunode.change import Change, Trigger
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, replace_private_file
+from gpunode.journal.objects import (
+    BackupStore,
+    RecordFolder,
+    raise_as_change_failed,
+    remove_file,
+    replace_private_file,
+)
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # The file beside a run's journal with the request.
 REQUEST_FILE = "request.json"
 RUNS_FOLDER = "runs"
 JOURNAL_FILE = "journal.jsonl"
+# A run's folder until its first entry is on the disk; readers ignore it, and the next run removes what was left.
+_DRAFT_FOLDER = ".draft"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 
 
@@ -36,10 +45,15 @@ class Run:
         self._last = b""
         self._broken = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with record_folder.open(RUNS_FOLDER, self.id, make=True) as folder:
-            self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
-            self._append(begin)
-            places.sync_folder(folder)
+        with record_folder.open(RUNS_FOLDER) as runs:
+            _remove_draft(record_folder, runs)
+            with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER, make=True) as folder:
+                self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
+                self._write(begin)
+                places.sync_folder(folder)
+            os.rename(_DRAFT_FOLDER, self.id, src_dir_fd=runs, dst_dir_fd=runs)
+            places.sync_folder(runs)
+        self._announce(self._entries, begin)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries written so far."""
@@ -125,9 +139,15 @@ class Run:
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
-        """Write ``entries`` durably: all of them or, if the disk allows, none."""
+        """Write ``entries`` as ``_write`` does, and announce them."""
         if not entries:
             return
+        self._write(*entries)
+        for entry in entries:
+            self._announce(self._entries, entry)
+
+    def _write(self, *entries: Entry) -> None:
+        """Write ``entries`` durably: all of them or, if the disk allows, none."""
         if self._broken:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
@@ -140,8 +160,6 @@ class Run:
             raise
         self._last = line
         self._entries.extend(entries)
-        for entry in entries:
-            self._announce(self._entries, entry)
 
     def _remove_torn_line(self, size: int, error: OSError) -> None:
         """Remove a torn line; if that fails, nothing may be appended, since the line would be in the middle."""
@@ -149,3 +167,11 @@ class Run:
             os.ftruncate(self._descriptor, size)
         except OSError:
             self._broken = str(error)
+
+
+def _remove_draft(record_folder: RecordFolder, runs: int) -> None:
+    """Remove the folder of a run that was stopped before its first entry was on the disk, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER) as draft:
+            remove_file(JOURNAL_FILE, draft)
+        os.rmdir(_DRAFT_FOLDER, dir_fd=runs)
