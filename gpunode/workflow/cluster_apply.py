@@ -115,7 +115,7 @@ def apply_removal(
             is_removed = all(item.state == "delete" for item in plan.items if item.title in titles)
             raise kind(
                 f"{', '.join(titles)} could not be {'removed' if is_removed else 'changed'}; everything else is done",
-                why="\n".join(f"{error}: {error.why}" for _, error in failures),
+                why="\n".join(error.what_and_why for _, error in failures),
                 hint=f"{hint}{'' if 'run the same command again' in hint else _AGAIN}",
             )
     return run.id
@@ -166,7 +166,7 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
         elif isinstance(error, Interrupted):
             run.commit("interrupted", str(error))
         else:
-            run.commit("failed", f"{error}: {error.why}")
+            run.commit("failed", error.what_and_why)
         raise
     else:
         run.commit("done")
@@ -260,7 +260,7 @@ class _ItemApplier:
         self.on_event(Applied("cluster", (change,), time.monotonic() - began))
 
     def _record_failure(self, seq: int, title: str, error: GpunodeError) -> None:
-        self.run.record_failed(seq, f"{error}: {error.why}")
+        self.run.record_failed(seq, error.what_and_why)
         if self.failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
             raise error
         self.failures.append((title, error))
