@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -32,15 +33,12 @@ Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 class Run:
     """The journal of one run, open for writing."""
 
-    def __init__(
-        self, begin: Begin, record_folder: RecordFolder, announce: Announce, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, begin: Begin, record_folder: RecordFolder, announce: Announce) -> None:
         self.id = begin.run
         self.path = record_folder.path(RUNS_FOLDER, self.id, JOURNAL_FILE)
         self._record_folder = record_folder
         self._objects = BackupStore(record_folder)
         self._announce = announce
-        self._clock = clock
         self._entries: list[Entry] = []
         self._last = b""
         self._broken = ""
@@ -73,7 +71,7 @@ class Run:
         Raises:
             ChangeFailed: they could not be written; none of the changes must be made.
         """
-        changes, now = tuple(changes), self._clock()
+        changes, now = tuple(changes), time.time()
         first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
         with raise_as_change_failed("the journal cannot be written, so this change was not made", self.path):
             for content in (content for change in changes for content in change.contents):
@@ -84,17 +82,17 @@ class Run:
 
     def record_done(self, *seqs: int) -> None:
         """Record that the changes were made. Raises ChangeFailed if it cannot."""
-        ends = (Done(seq, self._clock()) for seq in seqs)
+        ends = (Done(seq, time.time()) for seq in seqs)
         self._record_entries("the change was made but could not be recorded; its backup is on the disk", *ends)
 
     def record_failed(self, seq: int, error: str) -> None:
         """Record that the change failed. Raises ChangeFailed if it cannot."""
-        self._record_entries("the journal could not record that a change failed", Failed(seq, error, self._clock()))
+        self._record_entries("the journal could not record that a change failed", Failed(seq, error, time.time()))
 
     def record_trigger(self, trigger: Trigger, note: str = "") -> None:
         """Record that ``trigger`` is settled, whichever run required it. Raises ChangeFailed if it cannot."""
         self._record_entries(
-            f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, self._clock())
+            f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, time.time())
         )
 
     def save_rejected_file(self, path: str, content: bytes) -> str:
@@ -124,7 +122,7 @@ class Run:
 
     def commit(self, result: Result, reason: str = "") -> None:
         """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""
-        self._record_entries("the journal could not record the end of this run", Commit(result, reason, self._clock()))
+        self._record_entries("the journal could not record the end of this run", Commit(result, reason, time.time()))
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,6 @@ class Store:
 
     Args:
         root: the root of the node's file system; ``/`` unless an image is built.
-        clock: seconds since the epoch.
         announce: called with each entry once it is on disk, after all of its run so far.
         folder: the folder of journals that are not a node's, such as those of a user's clusters.
     """
@@ -72,7 +71,6 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        clock: Callable[[], float] = time.time,
         announce: Announce = lambda _entries, _entry: None,
         folder: Path | None = None,
     ) -> None:
@@ -81,7 +79,6 @@ class Store:
         self._record_folder = RecordFolder(str(root), str(folder.absolute()) if folder else "/var/lib/gpunode")
         self.objects = BackupStore(self._record_folder)
         self._lock_folder = self._record_folder if folder else RecordFolder(str(root), "/run/gpunode")
-        self._clock = clock
         self._announce = announce
 
     def command(self, *words: str) -> Command:
@@ -107,7 +104,7 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        now = self._clock()
+        now = time.time()
         with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             number = max(map(_run_number, self.ids()), default=0) + 1
@@ -115,7 +112,7 @@ class Store:
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, __version__, recipe, recipe_sha256, self._boot_id(), *who)
-            return Run(begin, self._record_folder, self._announce, self._clock)
+            return Run(begin, self._record_folder, self._announce)
 
     def _boot_id(self) -> str:
         """Return the boot id of the running kernel; empty for an image, and if it cannot be read."""
@@ -281,7 +278,7 @@ class Store:
             ChangeFailed: that could not be written.
         """
         with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
-            self._append_entries(run, Commit("interrupted", _NOTHING_LEFT_REASON, self._clock()))
+            self._append_entries(run, Commit("interrupted", _NOTHING_LEFT_REASON, time.time()))
 
     def find_open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.

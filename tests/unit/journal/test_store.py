@@ -37,13 +37,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.time", clock)
+    return clock
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Store:
-    return Store(tmp_path, clock=clock)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
 
 
 def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
