@@ -30,6 +30,11 @@ class GpunodeError(Exception):
         super().__init__(what)
         self.what, self.why, self.hint = what, why, hint
 
+    @property
+    def what_and_why(self) -> str:
+        """The message without its hint, as one text."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
     def add_quoted_words(self, words: Iterable[str]) -> None:
         """Quote those typed ``words`` in the message that contain line ends or control characters.
 

@@ -31,15 +31,12 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     screen = output.open_screen()
     screen.put(*(run_lines(runs[0], logins) if run else run_table_lines(runs, root=root_option(screen.argv))))
     notes: tuple[str, ...] = ()
-    store = Store(validate_root(root))
-    if not run:
-        with suppress(UsageError):  # runs in clusters are listed without a right to read the node's
-            notes = store.explain_blank_runs()
     if not runs:
         from gpunode.cli.undo import explain_lost_record
         from gpunode.host.local import LocalHost
 
-        notes = (*notes, *explain_lost_record(LocalHost(str(store.root)), store))
+        store = Store(validate_root(root))
+        notes = explain_lost_record(LocalHost(str(store.root)), store)
     screen.put(*map(note_line, notes))
     if run:
         result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(runs[0], logins)}

@@ -110,9 +110,6 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     gpus = parse_setup_gpus(",".join(flags.gpu), image=image)
     with exclusive_session("setup", output, root_folder, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
-        blank_runs = node.store.explain_blank_runs()
-        for note in blank_runs:
-            node.notify(note)
         node.host.mok_password_file = flags.mok_password_file
         if not flags.resume:
             node.notify(explain_default_recipe(recipe_options))
@@ -149,7 +146,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "requested with --reboot"),))
         warnings = filter(None, [str(lost or ""), node.log.problem])
-        notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *blank_runs, *warnings]
+        notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
         # Emit while signals are still held back: the reboot will end this process as soon as it can.
         output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 

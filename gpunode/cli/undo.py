@@ -181,16 +181,13 @@ def _run_undo(
     ) as node:
         if (interrupted := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        blank_runs = node.store.explain_blank_runs()
-        for note in blank_runs:
-            node.notify(note)
         make_plan = choose(node)
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
             following = plan.newest_not_undone.id if plan.newest_not_undone else ""
             result = {"undone_run": plan.run.id, "next_run": following}
-            output.emit(Envelope(verb, changed=repaired, notes=(*plan.notes, *blank_runs), result=result))
+            output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
         if verb == "remove" and not plan.steps:
@@ -201,13 +198,12 @@ def _run_undo(
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
             details = {"undone_run": plan.undone_run, "kept": plan.kept}
-            notes = (*plan.remarks, *blank_runs)
-            output.emit(Envelope(verb, changed=repaired, notes=notes, result=details).with_failure(failure))
+            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=details).with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
         answer = _execute_and_report(plan, node, output)
-    output.emit(replace(answer, notes=(*answer.notes, *blank_runs)))
+    output.emit(answer)
 
 
 def _execute_and_report(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
@@ -407,8 +403,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     root_folder = validate_root(root)
     store, host = Store(root_folder), LocalHost(root_folder)
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
-    lost = () if runs or file else explain_lost_record(host, store)
-    notes = (*store.explain_blank_runs(), *lost)
+    notes = () if runs or file else explain_lost_record(host, store)
     previews = {run.id: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
     if file and not runs:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Probe
 
 # Without persistence mode each GPU is initialised first, which takes seconds; this suffices for sixteen.
-CUDA_TEST_TIMEOUT_S = 180.0
+_CUDA_TEST_TIMEOUT_S = 180.0
 VECTOR_LENGTH = 1 << 20
 _THREADS_PER_BLOCK = 256
 _NAN_BITS = 0x7FC00000
@@ -73,11 +73,11 @@ def child_argv() -> tuple[str, ...]:
     return child_command("gpunode.host.cuda")
 
 
-def make_probe(timeout_s: float = CUDA_TEST_TIMEOUT_S) -> Probe:
-    """Return the command as a probe, killed after ``timeout_s``."""
+def make_probe() -> Probe:
+    """Return the command as a probe."""
     from gpunode.facts.evidence import Probe
 
-    return Probe("cuda", argv=child_argv(), timeout_s=timeout_s)
+    return Probe("cuda", argv=child_argv(), timeout_s=_CUDA_TEST_TIMEOUT_S)
 
 
 def main() -> None:

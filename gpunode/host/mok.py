@@ -18,7 +18,7 @@ from gpunode.change import Change, CommandChange
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.host.process import Runner
 
-TERMINAL: Final = "/dev/tty"
+_TERMINAL: Final = "/dev/tty"
 # The same keys on US, German and French keyboards.
 _KEYBOARD_SAFE_LETTERS: Final = "bcdefghijklnoprstuvx"
 _KEYBOARD_SAFE_DIGITS: Final = "23456789"
@@ -34,7 +34,7 @@ def is_mok_import(change: Change) -> bool:
     return change.runs_command("mokutil", "--import")
 
 
-def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
+def read_chosen_password(changes: Iterable[Change], file: str = "") -> str:
     """Return the chosen password of an enrolment among ``changes``; empty if there is none.
 
     Call it once, before anything changes: a pipe can be read only once.
@@ -47,7 +47,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
     if file:
         return _read_password(file)
     try:
-        os.close(os.open(terminal, os.O_WRONLY | os.O_NOCTTY))
+        os.close(os.open(_TERMINAL, os.O_WRONLY | os.O_NOCTTY))
     except OSError:
         raise Refused(
             "there is no terminal to show the one-time password of the key's enrolment; nothing was changed",
@@ -112,7 +112,7 @@ def make_password() -> str:
     return "".join(secrets.choice(_KEYBOARD_SAFE_LETTERS + _KEYBOARD_SAFE_DIGITS) for _ in range(_PASSWORD_LENGTH))
 
 
-def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password: str = "") -> None:
+def queue_enrolment(runner: Runner, change: CommandChange, *, password: str = "") -> None:
     """Run ``mokutil --import CERTIFICATE --hash-file FILE``; a new password is shown on the terminal.
 
     Raises:
@@ -137,7 +137,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             file.write(hashed.stdout)
         # Show the password first: without it the request cannot be confirmed.
         if not chosen:
-            with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
+            with os.fdopen(os.open(_TERMINAL, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
                 screen.write(
                     f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"
                     "  Write it down: it is shown only now.\r\n\r\n"

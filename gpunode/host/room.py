@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -26,9 +26,7 @@ def _free_bytes(folder: Path) -> int:
     return status.f_bfree * status.f_frsize
 
 
-def refuse_unusable_boot(
-    changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
-) -> None:
+def refuse_unusable_boot(changes: Sequence[Change], root: str = "/") -> None:
     """Refuse changes that trigger a new initramfs if /boot is not mounted, is read-only, or has no room for one.
 
     A new image is written beside the old one and renamed, so the largest one must fit once more (initramfs-tools
@@ -56,7 +54,7 @@ def refuse_unusable_boot(
                 hint="sudo mount -o remount,rw /boot\nthen run the same command again",
             )
         needed = max((image.stat().st_size for image in Path(root).glob(images)), default=0)
-        free = free_bytes(boot)
+        free = _free_bytes(boot)
         if free < needed:
             raise Refused(
                 f"/boot is too full for a new initramfs: {free / _MIB:.1f} MiB are free",
@@ -74,9 +72,7 @@ def _has_own_boot(fstab: Path) -> bool:
     return False
 
 
-def refuse_removal_without_room(
-    changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
-) -> None:
+def refuse_removal_without_room(changes: Sequence[Change], root: str = "/") -> None:
     """Refuse to remove a .run driver if its successor may not fit: no rollback can restore it.
 
     Raises:
@@ -88,7 +84,7 @@ def refuse_removal_without_room(
     for folder in (Path(root, name) for name in _FOLDERS_FILLED_BY_DRIVER):
         by_device.setdefault(folder.stat().st_dev, []).append(folder)
     for folders in by_device.values():
-        free, needed = free_bytes(folders[0]), len(folders) * _DRIVER_INSTALLED_BYTES
+        free, needed = _free_bytes(folders[0]), len(folders) * _DRIVER_INSTALLED_BYTES
         if free < needed:
             named = " and ".join(f"/{folder.name}" for folder in folders)
             raise Refused(

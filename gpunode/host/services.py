@@ -29,6 +29,9 @@ _SOCKET_TIMEOUT_S = 30.0
 # How long dockerd may take from logging that it reloads its file to logging the result.
 _RELOAD_REJECTION_WAIT_S = 10.0
 _UNIT_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
+# How long a unit is watched after its restart: one with a bad configuration may take seconds to fail.
+_RESTART_WATCH_S = 5.0
+_WATCH_S = 1.0
 _TRANSITIONAL_STATES = frozenset({"activating", "deactivating", "reloading"})
 _SYSTEMD_NOT_RUNNING_REASON = "systemd is not running here"
 
@@ -38,13 +41,11 @@ class Services:
 
     Attributes:
         root: where to look for the driver.
-        settle_s: how long a unit is watched after its start; one with a bad configuration may take seconds to fail.
     """
 
-    def __init__(self, runner: Runner, *, settle_s: float = 5.0) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.root = Path(runner.root)
-        self.settle_s = settle_s
 
     @property
     def is_systemd_running(self) -> bool:
@@ -107,7 +108,7 @@ class Services:
         started, since = time.monotonic(), self._run_verb("restart", unit, "did not start again")
         self._await_socket(unit, since)
         down = time.monotonic() - started
-        self._require_stable(unit, since, self.settle_s)
+        self._require_stable(unit, since, _RESTART_WATCH_S)
         return TriggerResult(trigger, down, had_failed=has_unit_failed(before))
 
     def _start(self, trigger: Trigger) -> TriggerResult:
@@ -122,7 +123,7 @@ class Services:
             later = "it starts with the next boot" if is_enabled else f"then systemctl start {unit}"
             return TriggerResult(trigger, 0.0, f"{why}; {later}")
         started, since = time.monotonic(), self._run_verb("start", unit, "did not start again")
-        self._require_stable(unit, since, min(1.0, self.settle_s))
+        self._require_stable(unit, since, _WATCH_S)
         return TriggerResult(trigger, time.monotonic() - started)
 
     def _explain_unfit_driver(self) -> str:
@@ -160,7 +161,7 @@ class Services:
             done = self._systemctl("kill", "--kill-who=main", "--signal=HUP", unit)
         if not done.ok:
             raise self._make_failure(unit, "did not reload its configuration", _explain_failure(done), since)
-        self._require_stable(unit, since, min(1.0, self.settle_s))
+        self._require_stable(unit, since, _WATCH_S)
         if line := self._find_reload_rejection(unit, since):
             raise ChangeFailed(
                 f"{unit} rejected its configuration",

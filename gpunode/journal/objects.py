@@ -90,7 +90,7 @@ class BackupStore:
                     replace_private_file(draft, folder, content)
                     os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
                 except OSError:
-                    _remove_file(draft, folder)
+                    remove_file(draft, folder)
                     raise
             # Even if it existed: a killed run may have renamed it without this sync.
             places.sync_folder(folder)
@@ -119,7 +119,7 @@ class BackupStore:
         for digits in self.folder_names():
             with self._record.open(OBJECTS_FOLDER, digits) as folder:
                 for name in filter(is_surplus, places.list_names(folder)):
-                    _remove_file(name, folder)
+                    remove_file(name, folder)
 
     def folder_names(self) -> list[str]:
         """Return the names of the folders with backups; none if there is no record yet.
@@ -156,7 +156,8 @@ def _is_backup_intact(name: str, folder: int, content: bytes) -> bool:
         return False
 
 
-def _remove_file(name: str, folder: int) -> None:
+def remove_file(name: str, folder: int) -> None:
+    """Delete a file in the open ``folder``, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
@@ -164,7 +165,7 @@ def _remove_file(name: str, folder: int) -> None:
 def replace_private_file(name: str, folder: int, content: bytes) -> None:
     """Write ``content`` to a new file in place of ``name``, readable only by its owner; the name is not synced yet."""
     # Do not open an existing file: a pipe would wait for a reader, and a device would be written.
-    _remove_file(name, folder)
+    remove_file(name, folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:

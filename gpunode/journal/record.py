@@ -380,6 +380,6 @@ def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: st
         JournalDamaged: as ``decode``; or if it belongs to another run than ``run``, unless that is empty.
     """
     entries = decode(data, str.encode, file=file)
-    if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
+    if run and not (entries and isinstance(entries[0], Begin) and entries[0].run == run):
         raise damaged_line_error(file, 1, f"it does not begin run {run}, but is in the folder of that run")
     return entries

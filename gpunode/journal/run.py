@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -10,36 +12,46 @@ from gpunode.change import Change, Trigger
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, replace_private_file
+from gpunode.journal.objects import (
+    BackupStore,
+    RecordFolder,
+    raise_as_change_failed,
+    remove_file,
+    replace_private_file,
+)
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # The file beside a run's journal with the request.
 REQUEST_FILE = "request.json"
 RUNS_FOLDER = "runs"
 JOURNAL_FILE = "journal.jsonl"
+# A run's folder until its first entry is on the disk; readers ignore it, and the next run removes what was left.
+_DRAFT_FOLDER = ".draft"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 
 
 class Run:
     """The journal of one run, open for writing."""
 
-    def __init__(
-        self, begin: Begin, record_folder: RecordFolder, announce: Announce, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, begin: Begin, record_folder: RecordFolder, announce: Announce) -> None:
         self.id = begin.run
         self.path = record_folder.path(RUNS_FOLDER, self.id, JOURNAL_FILE)
         self._record_folder = record_folder
         self._objects = BackupStore(record_folder)
         self._announce = announce
-        self._clock = clock
         self._entries: list[Entry] = []
         self._last = b""
         self._broken = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with record_folder.open(RUNS_FOLDER, self.id, make=True) as folder:
-            self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
-            self._append(begin)
-            places.sync_folder(folder)
+        with record_folder.open(RUNS_FOLDER) as runs:
+            _remove_draft(record_folder, runs)
+            with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER, make=True) as folder:
+                self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
+                self._write(begin)
+                places.sync_folder(folder)
+            os.rename(_DRAFT_FOLDER, self.id, src_dir_fd=runs, dst_dir_fd=runs)
+            places.sync_folder(runs)
+        self._announce(self._entries, begin)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries written so far."""
@@ -59,7 +71,7 @@ class Run:
         Raises:
             ChangeFailed: they could not be written; none of the changes must be made.
         """
-        changes, now = tuple(changes), self._clock()
+        changes, now = tuple(changes), time.time()
         first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
         with raise_as_change_failed("the journal cannot be written, so this change was not made", self.path):
             for content in (content for change in changes for content in change.contents):
@@ -70,17 +82,17 @@ class Run:
 
     def record_done(self, *seqs: int) -> None:
         """Record that the changes were made. Raises ChangeFailed if it cannot."""
-        ends = (Done(seq, self._clock()) for seq in seqs)
+        ends = (Done(seq, time.time()) for seq in seqs)
         self._record_entries("the change was made but could not be recorded; its backup is on the disk", *ends)
 
     def record_failed(self, seq: int, error: str) -> None:
         """Record that the change failed. Raises ChangeFailed if it cannot."""
-        self._record_entries("the journal could not record that a change failed", Failed(seq, error, self._clock()))
+        self._record_entries("the journal could not record that a change failed", Failed(seq, error, time.time()))
 
     def record_trigger(self, trigger: Trigger, note: str = "") -> None:
         """Record that ``trigger`` is settled, whichever run required it. Raises ChangeFailed if it cannot."""
         self._record_entries(
-            f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, self._clock())
+            f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, time.time())
         )
 
     def save_rejected_file(self, path: str, content: bytes) -> str:
@@ -110,7 +122,7 @@ class Run:
 
     def commit(self, result: Result, reason: str = "") -> None:
         """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""
-        self._record_entries("the journal could not record the end of this run", Commit(result, reason, self._clock()))
+        self._record_entries("the journal could not record the end of this run", Commit(result, reason, time.time()))
         self.close()
 
     def close(self) -> None:
@@ -125,9 +137,15 @@ class Run:
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
-        """Write ``entries`` durably: all of them or, if the disk allows, none."""
+        """Write ``entries`` as ``_write`` does, and announce them."""
         if not entries:
             return
+        self._write(*entries)
+        for entry in entries:
+            self._announce(self._entries, entry)
+
+    def _write(self, *entries: Entry) -> None:
+        """Write ``entries`` durably: all of them or, if the disk allows, none."""
         if self._broken:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
@@ -140,8 +158,6 @@ class Run:
             raise
         self._last = line
         self._entries.extend(entries)
-        for entry in entries:
-            self._announce(self._entries, entry)
 
     def _remove_torn_line(self, size: int, error: OSError) -> None:
         """Remove a torn line; if that fails, nothing may be appended, since the line would be in the middle."""
@@ -149,3 +165,11 @@ class Run:
             os.ftruncate(self._descriptor, size)
         except OSError:
             self._broken = str(error)
+
+
+def _remove_draft(record_folder: RecordFolder, runs: int) -> None:
+    """Remove the folder of a run that was stopped before its first entry was on the disk, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER) as draft:
+            remove_file(JOURNAL_FILE, draft)
+        os.rmdir(_DRAFT_FOLDER, dir_fd=runs)

@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,10 @@ _VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 _MAX_JOURNAL_BYTES = 16 << 20
 _RECORD_SUBFOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
 _CHANGE_NOT_MADE_REASON = "its run was cut short before it"
+_NO_ENTRY_REASON = (
+    "its first entry is missing: the file was damaged, or a gpunode from before the release 0.1.0 was killed as it "
+    "began this run, before it changed anything"
+)
 _NOTHING_LEFT_REASON = "cut short; a later run found nothing left to do"
 
 
@@ -59,7 +63,6 @@ class Store:
 
     Args:
         root: the root of the node's file system; ``/`` unless an image is built.
-        clock: seconds since the epoch.
         announce: called with each entry once it is on disk, after all of its run so far.
         folder: the folder of journals that are not a node's, such as those of a user's clusters.
     """
@@ -68,7 +71,6 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        clock: Callable[[], float] = time.time,
         announce: Announce = lambda _entries, _entry: None,
         folder: Path | None = None,
     ) -> None:
@@ -77,7 +79,6 @@ class Store:
         self._record_folder = RecordFolder(str(root), str(folder.absolute()) if folder else "/var/lib/gpunode")
         self.objects = BackupStore(self._record_folder)
         self._lock_folder = self._record_folder if folder else RecordFolder(str(root), "/run/gpunode")
-        self._clock = clock
         self._announce = announce
 
     def command(self, *words: str) -> Command:
@@ -103,7 +104,7 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        now = self._clock()
+        now = time.time()
         with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             number = max(map(_run_number, self.ids()), default=0) + 1
@@ -111,7 +112,7 @@ class Store:
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, __version__, recipe, recipe_sha256, self._boot_id(), *who)
-            return Run(begin, self._record_folder, self._announce, self._clock)
+            return Run(begin, self._record_folder, self._announce)
 
     def _boot_id(self) -> str:
         """Return the boot id of the running kernel; empty for an image, and if it cannot be read."""
@@ -140,14 +141,14 @@ class Store:
         return tuple(sorted(names, key=_run_number))
 
     def read_runs(self) -> tuple[RunRecord, ...]:
-        """Return all runs, newest last, except one that was killed before its first entry.
+        """Return all runs, newest last.
 
         Reads no backups and takes no lock.
 
         Raises:
             JournalDamaged: a journal is damaged.
         """
-        return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
+        return history.mark_undone_runs([RunRecord(self._read_entries(run)) for run in self.ids()])
 
     def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
         """Return ``read_runs``, or the run with that id or label; the newest one knows whether it is running.
@@ -250,35 +251,11 @@ class Store:
         Raises:
             JournalDamaged: its journal is damaged.
         """
-        # A run that was killed before its first entry did nothing, so look behind it. Also look behind a package
-        # repair, which is the first step of the next command, whose user may have declined the rest; and behind an edit
-        # of a runtime's files, which continues nothing.
-        began = (RunRecord(each) for run in reversed(self.ids()) if (each := self._read_entries(run)))
-        newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
+        # Look behind a package repair, which is the first step of the next command, whose user may have declined the
+        # rest; and behind an edit of a runtime's files, which continues nothing.
+        runs = (RunRecord(self._read_entries(run)) for run in reversed(self.ids()))
+        newest = next((run for run in runs if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
         return newest if newest and newest.commit is None else None
-
-    def explain_blank_runs(self) -> tuple[str, ...]:
-        """Return what is known of each run whose journal has no complete entry.
-
-        Raises:
-            JournalDamaged: a journal is damaged.
-        """
-        blank = (run for run in self.ids() if not self._read_entries(run))
-        return tuple(
-            f"{self._path(run)} has no complete entry: either run {_run_number(run)} was cut short before it changed "
-            "anything, or the file was damaged later; then gpunode cannot undo that run"
-            for run in blank
-        )
-
-    def explain_blank_run(self) -> str:
-        """Return what is known of the newest run if its journal has no complete entry; empty if it has one.
-
-        Raises:
-            JournalDamaged: its journal is damaged.
-        """
-        newest = self.ids()[-1:]
-        blank = bool(newest) and not self._read_entries(newest[0])
-        return self.explain_blank_runs()[-1] if blank else ""
 
     def list_runs_since_completed(self) -> frozenset[str]:
         """Return the runs after the newest completed run, which also finished what earlier runs had left.
@@ -288,8 +265,8 @@ class Store:
         """
         since: set[str] = set()
         for run in reversed(self.ids()):
-            each = RunRecord(entries) if (entries := self._read_entries(run)) else None
-            if each and each.verb not in _STANDALONE_VERBS and each.ending in history.COMPLETED_RESULTS:
+            each = RunRecord(self._read_entries(run))
+            if each.verb not in _STANDALONE_VERBS and each.ending in history.COMPLETED_RESULTS:
                 break
             since.add(run)
         return frozenset(since)
@@ -301,7 +278,7 @@ class Store:
             ChangeFailed: that could not be written.
         """
         with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
-            self._append_entries(run, Commit("interrupted", _NOTHING_LEFT_REASON, self._clock()))
+            self._append_entries(run, Commit("interrupted", _NOTHING_LEFT_REASON, time.time()))
 
     def find_open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
@@ -384,7 +361,7 @@ class Store:
         return self._record_folder.path(RUNS_FOLDER, run, JOURNAL_FILE)
 
     def _read_known_journal(self, run: str) -> bytes:
-        """Return the journal of ``run``; empty if power was lost before its first line."""
+        """Return the journal of ``run``. Raises UsageError if there is none."""
         if run not in self.ids():
             raise UsageError(
                 f"there is no run {run!r}", hint=f"list the recorded runs: {self.command('rollback', '--list')}"
@@ -394,13 +371,16 @@ class Store:
     def _read_journal(self, run: str) -> bytes:
         try:
             with self._record_folder.open(RUNS_FOLDER, run) as folder:
-                return read_regular_file(JOURNAL_FILE, folder, _MAX_JOURNAL_BYTES)
+                journal = read_regular_file(JOURNAL_FILE, folder, _MAX_JOURNAL_BYTES)
         except FileNotFoundError:
-            return b""
+            journal = b""
         except PermissionError as error:
             raise _needs_root_error(error) from error
         except OSError as error:
             raise record.damaged_line_error(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
+        if not record.without_torn_line(journal):  # a run's folder gets its name after its first entry
+            raise record.damaged_line_error(str(self._path(run)), 1, _NO_ENTRY_REASON)
+        return journal
 
     def _read_entries(self, run: str) -> tuple[Entry, ...]:
         return record.decode_without_contents(self._read_journal(run), file=str(self._path(run)), run=run)

@@ -219,7 +219,9 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     labels = live["metadata"].get("labels", {})
     has_labels = all(labels.get(name) == value for name, value in edit.labels.items())
     has_taint = not edit.taint or _parse_taint(edit.taint) in _taints_of(live)
-    has_obsolete = before is not None and _labels_and_taints(before) - _labels_and_taints(after)
+    has_obsolete = before is not None and (
+        _labels_and_taints(before) - _labels_and_taints(after) or _has_obsolete_mark(before, after)
+    )
     item = PlanItem("Node", "", edit.node, "edit", edit.why, -1)
     if has_labels and has_taint and not has_obsolete:
         return replace(item, state="unchanged")
@@ -235,6 +237,13 @@ def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
     new_taints, old_taints = ({format_taint(one) for one in _taints_of(body)} for body in (after, before or {}))
     yield from (f"+taint {taint}" for taint in sorted(new_taints) if _parse_taint(taint) not in _taints_of(live))
     yield from (f"-taint {one}" for one in sorted(old_taints - new_taints))
+    if before and not old_taints and _has_obsolete_mark(before, after):
+        yield f"-annotation {_OWN_TAINT_ANNOTATION}={_own_taint_annotation(before)}"
+
+
+def _has_obsolete_mark(before: Body, after: Body) -> bool:
+    """Return whether a taint is marked as ours that should not be: without it, somebody may set the same one."""
+    return _own_taint_annotation(before) not in {"", _own_taint_annotation(after)}
 
 
 def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:

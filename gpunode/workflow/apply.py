@@ -391,7 +391,7 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
     try:
         yield
     except GpunodeError as second:
-        failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
+        failure.why = "\n".join(filter(None, (failure.why, second.what_and_why)))
 
 
 def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True) -> None:

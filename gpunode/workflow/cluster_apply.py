@@ -18,7 +18,6 @@ from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress
 from gpunode.journal.history import run_label
-from gpunode.journal.record import Done
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.owned import (
@@ -67,8 +66,8 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
     for release in plan.releases:
         if release.title in changed:
             wait.cluster.helm.require_chart(release.chart_words, release.version)
-    with journal_run(begin) as run, _name_way_back(run):
-        applier = _ItemApplier(wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
+    common = (on_event, wait.on_progress, wait.check_interrupt)
+    with journal_run(begin) as run, _name_way_back(_ItemApplier(wait.cluster, run, *common)) as applier:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
             try:
@@ -116,7 +115,7 @@ def apply_removal(
             is_removed = all(item.state == "delete" for item in plan.items if item.title in titles)
             raise kind(
                 f"{', '.join(titles)} could not be {'removed' if is_removed else 'changed'}; everything else is done",
-                why="\n".join(f"{error}: {error.why}" for _, error in failures),
+                why="\n".join(error.what_and_why for _, error in failures),
                 hint=f"{hint}{'' if 'run the same command again' in hint else _AGAIN}",
             )
     return run.id
@@ -167,7 +166,7 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
         elif isinstance(error, Interrupted):
             run.commit("interrupted", str(error))
         else:
-            run.commit("failed", f"{error}: {error.why}")
+            run.commit("failed", error.what_and_why)
         raise
     else:
         run.commit("done")
@@ -176,14 +175,14 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
 
 
 @contextmanager
-def _name_way_back(run: Run) -> Iterator[None]:
-    """Add to an error the command that undoes what was applied before it, if anything may have been."""
+def _name_way_back(applier: _ItemApplier) -> Iterator[_ItemApplier]:
+    """Add to an error the command that undoes what was changed before it, if anything was."""
     try:
-        yield
+        yield applier
     except GpunodeError as error:
-        # A release that fails has changed the cluster all the same.
-        if isinstance(error, ReleaseFailed) or any(isinstance(entry, Done) for entry in run.entries()):
-            error.hint += f"\nor undo what was applied: {gpunode('rollback', run_label(run.id, 'k8s apply'))}"
+        if applier.has_changed_cluster:
+            undo = gpunode("rollback", run_label(applier.run.id, "k8s apply"))
+            error.hint += f"\nor undo what was changed: {undo}"
         raise
 
 
@@ -193,6 +192,7 @@ class _ItemApplier:
 
     Attributes:
         failures: receives the title and error of each rejected change; if None, the first error ends the run.
+        has_changed_cluster: whether the API server or Helm accepted a change; a deletion may not have ended.
     """
 
     cluster: Cluster
@@ -201,6 +201,7 @@ class _ItemApplier:
     on_progress: OnProgress
     check_interrupt: Callable[[], None]
     failures: list[tuple[str, GpunodeError]] | None = None
+    has_changed_cluster: bool = False
     _deleted: dict[ObjectKey, _Deletion] = field(default_factory=dict)
 
     def apply(self, items: Iterable[PlanItem]) -> None:
@@ -223,8 +224,11 @@ class _ItemApplier:
                 try:
                     apply_change(item.change, self.cluster)
                 except GpunodeError as error:
+                    # A release that fails has changed the cluster all the same.
+                    self.has_changed_cluster |= isinstance(error, ReleaseFailed)
                     self._record_failure(seq, item.title, error)
                     continue
+                self.has_changed_cluster = True
                 if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
                     self._deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
                 else:
@@ -256,7 +260,7 @@ class _ItemApplier:
         self.on_event(Applied("cluster", (change,), time.monotonic() - began))
 
     def _record_failure(self, seq: int, title: str, error: GpunodeError) -> None:
-        self.run.record_failed(seq, f"{error}: {error.why}")
+        self.run.record_failed(seq, error.what_and_why)
         if self.failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
             raise error
         self.failures.append((title, error))

@@ -244,6 +244,8 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
         fields = current_fields(current)
         if current is None or fields is None or any(has_fields(current, one) for one in (change.before, change.after)):
             continue
+        if change.kind == "Node" and change.after and without_taints(change.after) == json.loads(fields):
+            continue  # the run was stopped after it had removed the taint
         tried, why = DryRunResult(()), ""
         if change.before is not None:
             recorded = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)

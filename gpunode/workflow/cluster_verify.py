@@ -258,7 +258,7 @@ class ClusterVerification:
         except Interrupted:
             raise
         except GpunodeError as error:
-            why = f"{error.what}: {error.why}"
+            why = error.what_and_why
             raise ChangeFailed("the pods of the test were not deleted", why=why, hint=hint) from error
         for live in left:
             why, look = explain_deletion(live) or ("", "")
@@ -329,7 +329,7 @@ def _collect_or_skip(checks: Iterable[Check], id: str, title: str) -> Sequence[C
     except Undetermined:
         raise
     except GpunodeError as error:
-        return [Check(id, title, "skipped", f"{error.what}: {error.why}")]
+        return [Check(id, title, "skipped", error.what_and_why)]
 
 
 def _random_name() -> str:

@@ -216,7 +216,7 @@ def _compare_effective(
     except ChangeFailed as error:
         if DOCKER_UNREACHABLE_ERROR.search(error.why):
             return ConfigStatus(unverified="it is not running")
-        return ConfigStatus(difference=f"{error.what}: {error.why}")
+        return ConfigStatus(difference=error.what_and_why)
     if observed is None:
         reason = explain_missing_client(find_runtime(plan.target_name), has_daemon=_daemon_unit(plan) is not None)
         return ConfigStatus(unverified=reason)

@@ -176,9 +176,9 @@ def _with_drift(row: FleetRow, evidence: Evidence, recipe: Recipe) -> FleetRow:
     try:
         return replace(row, drift=redact_recursively(find_drift(evidence, recipe)))
     except Undetermined as error:
-        return replace(row, not_compared=redact_recursively(f"{error.what}: {error.why}" if error.why else error.what))
+        return replace(row, not_compared=redact_recursively(error.what_and_why))
     except GpunodeError as error:
-        refused = Drift("", "recipe", "refusal", f"{error.what}: {error.why}" if error.why else error.what)
+        refused = Drift("", "recipe", "refusal", error.what_and_why)
         return replace(row, drift=redact_recursively((refused,)))
 
 

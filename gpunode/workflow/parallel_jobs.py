@@ -120,7 +120,7 @@ def _run_job(item: object) -> Any:
     try:
         return _job(item)
     except GpunodeError as error:
-        return JobFailure(f"{error.what}: {error.why}" if error.why else error.what)
+        return JobFailure(error.what_and_why)
     except _CpuTimeExceeded:
         return JobFailure(f"it took more than {_CPU_LIMIT_S} s of processor time")
     except MemoryError:

@@ -41,7 +41,6 @@ class Backlog:
         verb: the verb of the newest run that set up the node or undid something, else of an edit of a runtime's files.
         unread_reason: why the backlog is unknown; empty if it is known.
         lost: what an unrecorded run left on the node; setup does nothing about it.
-        blank_run: what is known of a newest run without any entry.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known when it ends.
     """
 
@@ -54,7 +53,6 @@ class Backlog:
     verb: Verb = "setup"
     unread_reason: str = ""
     lost: LostRecord | None = None
-    blank_run: str = ""
     lock_holder: str = ""
 
     def __bool__(self) -> bool:
@@ -71,7 +69,7 @@ class Backlog:
     def notes(self) -> tuple[str, ...]:
         """Notes beside the remaining work, a sentence each."""
         now = f"another gpunode is changing this node: {self.lock_holder}; this output shows an intermediate state"
-        first = (now if self.lock_holder else "", self.blank_run, str(self.lost or ""))
+        first = (now if self.lock_holder else "", str(self.lost or ""))
         return (*filter(None, first), *self.hold_notes)
 
     @property
@@ -113,11 +111,7 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     verb = interrupted.verb if interrupted else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
     ending_phrase = "was cut short" if interrupted else ended
     lost = find_lost_record(store, facts)
-    return Backlog(
-        *(pending_triggers, marks, holds, changed, interrupted, ending_phrase, verb),
-        lost=lost,
-        blank_run=store.explain_blank_run(),
-    )
+    return Backlog(*(pending_triggers, marks, holds, changed, interrupted, ending_phrase, verb), lost=lost)
 
 
 def _find_holds_at_risk(store: Store, runs: Collection[str]) -> Iterator[PackageChange]:

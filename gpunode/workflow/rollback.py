@@ -282,9 +282,7 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
 def explain_newer_runs(store: Store, chosen: RunRecord) -> str:
     """Return why ``chosen`` is not the newest run; empty if it is, or if only undone runs or undos are newer.
 
-    A later run is no reason if ``chosen`` ended early or waits for a reboot: it was to complete ``chosen``. Nor is a
-    journal without an entry: a rollback that was killed or met a full disk leaves one, and has to work when it is
-    called again.
+    A later run is no reason if ``chosen`` ended early or waits for a reboot: it was to complete ``chosen``.
     """
     if chosen.ending != "done":
         return ""

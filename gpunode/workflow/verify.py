@@ -163,7 +163,7 @@ def _checks_or_undetermined(
         return make_checks()
     except Undetermined as error:
         undetermined.append(error)
-        return [Check(check_id, title, "skipped", _join_what_and_why(error.what, error.why), error.hint)]
+        return [Check(check_id, title, "skipped", error.what_and_why, error.hint)]
 
 
 def check_configuration(
@@ -181,9 +181,9 @@ def check_configuration(
     except Undetermined:
         raise
     except GpunodeError as error:
-        return check("failed", _join_what_and_why(error.what, error.why), error.hint)
+        return check("failed", error.what_and_why, error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
-        return check("failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
+        return check("failed", f"{refusal.what}: {refusal.why}", refusal.hint)
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.descriptions]:
         return check("failed", f"still to do: {', '.join(todo)}", _SETUP_COMMAND)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
@@ -211,11 +211,7 @@ def check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
         case Blocked() as wait:
             yield check("skipped", wait.reason, "reboot")
         case refusal:
-            yield check("failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
-
-
-def _join_what_and_why(what: str, why: str) -> str:
-    return f"{what}: {why}" if why else what
+            yield check("failed", f"{refusal.what}: {refusal.why}", refusal.hint)
 
 
 def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffectiveConfig) -> Iterator[Check]:
@@ -242,7 +238,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         hint = f"sudo systemctl status {row.unit}"
         if not facts.can_start(row.unit):
             hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
-        yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
+        yield Check("runtime", title, "failed", error.what_and_why, hint)
         return
     if observed is None:
         unit = facts.unit(row.unit)
@@ -312,4 +308,4 @@ def _check_container(
     except Undetermined:
         raise
     except GpunodeError as error:
-        return check("failed", _join_what_and_why(error.what, error.why), error.hint)
+        return check("failed", error.what_and_why, error.hint)

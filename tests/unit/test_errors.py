@@ -35,6 +35,10 @@ def test_every_error_has_what_why_and_hint_in_json(kind: type[GpunodeError]) -> 
     assert str(stop) == "it stopped"
 
 
+def test_error_without_a_cause_ends_with_what_happened() -> None:
+    assert (UsageError("x", why="y").what_and_why, UsageError("x").what_and_why) == ("x: y", "x")
+
+
 def test_status_words_are_unique() -> None:
     own = [kind.status for kind in KINDS if kind is not GpunodeError and not issubclass(kind, RecipeError)]
     assert len(set(own)) == len(own)

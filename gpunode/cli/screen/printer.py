@@ -163,7 +163,7 @@ def write_answer(answer: str) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE_EXIT_CODE
     except UsageError as error:
-        standard_error().print_raw(f"gpunode: {error.what}: {error.why}\n")
+        standard_error().print_raw(f"gpunode: {error.what_and_why}\n")
         return error.exit_code
     return 0
 

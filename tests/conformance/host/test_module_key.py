@@ -158,14 +158,24 @@ def request_change(tmp_path: Path) -> CommandChange:
     return CommandChange(argv, "test")
 
 
+@pytest.fixture
+def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file in the place of the terminal, which does not exist yet."""
+    monkeypatch.setattr(mok, "_TERMINAL", str(tmp_path / "screen"))
+    return tmp_path / "screen"
+
+
 def read_password(screen: str) -> str:
     return screen.partition("next boot: ")[2].partition("\n")[0].strip()
 
 
-def test_password_is_on_the_terminal_alone_and_its_hash_fits(tmp_path: Path, request_change: CommandChange) -> None:
+def test_password_is_on_the_terminal_alone_and_its_hash_fits(
+    tmp_path: Path, request_change: CommandChange, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leader, follower = pty.openpty()
+    monkeypatch.setattr(mok, "_TERMINAL", os.ttyname(follower))
     try:
-        mok.queue_enrolment(Runner(), request_change, os.ttyname(follower))
+        mok.queue_enrolment(Runner(), request_change)
         password = read_password(os.read(leader, 4096).decode())
     finally:
         os.close(leader)
@@ -181,32 +191,32 @@ def test_password_is_on_the_terminal_alone_and_its_hash_fits(tmp_path: Path, req
         assert path.is_dir() or password.encode() not in path.read_bytes(), path
 
 
-def test_refused_request_says_why_and_leaves_no_hash(tmp_path: Path, request_change: CommandChange) -> None:
+def test_refused_request_says_why_and_leaves_no_hash(
+    tmp_path: Path, request_change: CommandChange, screen: Path
+) -> None:
     program = Path(request_change.argv[0])
     program.write_text("#!/bin/sh\necho 'Failed to enroll new keys' >&2\nexit 255\n")
-    screen = tmp_path / "screen"
     screen.touch()
     with pytest.raises(ChangeFailed, match="did not queue") as caught:
-        mok.queue_enrolment(Runner(), request_change, str(screen))
+        mok.queue_enrolment(Runner(), request_change)
     assert "Failed to enroll new keys" in caught.value.why
     assert not (tmp_path / "password").exists()
 
 
 def test_password_is_on_the_terminal_before_the_request_is_queued(
-    tmp_path: Path, request_change: CommandChange
+    tmp_path: Path, request_change: CommandChange, screen: Path
 ) -> None:
-    screen = tmp_path / "screen"
     screen.touch()
     program = Path(request_change.argv[0])
     program.write_text(program.read_text() + f'cp "{screen}" "{tmp_path}/seen"\n')
-    mok.queue_enrolment(Runner(), request_change, str(screen))
+    mok.queue_enrolment(Runner(), request_change)
     assert hashes(read_password((tmp_path / "seen").read_text()), (tmp_path / "hash").read_text().strip())
 
 
 def test_hash_is_not_written_into_a_file_of_somebody_else(
-    tmp_path: Path, request_change: CommandChange, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, request_change: CommandChange, screen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, screen = tmp_path / "theirs", tmp_path / "screen"
+    theirs = tmp_path / "theirs"
     theirs.touch()
     screen.touch()
 
@@ -217,26 +227,27 @@ def test_hash_is_not_written_into_a_file_of_somebody_else(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", plant_link)
         with pytest.raises(ChangeFailed, match="File exists"):
-            mok.queue_enrolment(Runner(), request_change, str(screen))
+            mok.queue_enrolment(Runner(), request_change)
     assert not theirs.read_bytes()
     assert not (tmp_path / "queued").exists()
 
 
+@pytest.mark.usefixtures("screen")
 def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, request_change: CommandChange) -> None:
     with pytest.raises(ChangeFailed):
-        mok.queue_enrolment(Runner(), request_change, str(tmp_path / "no-terminal"))
+        mok.queue_enrolment(Runner(), request_change)
     assert not (tmp_path / "queued").exists()
     assert not (tmp_path / "password").exists()
 
 
-def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
+def test_request_without_a_terminal_is_refused_before_any_change(screen: Path) -> None:
     changes = planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware()))).changes
     with pytest.raises(Refused, match="no terminal") as caught:
-        mok.read_chosen_password(changes, "", str(tmp_path / "no-terminal"))
+        mok.read_chosen_password(changes)
     assert "ssh -t" in caught.value.hint
-    (tmp_path / "screen").touch()
-    assert not mok.read_chosen_password(changes, "", str(tmp_path / "screen"))
-    assert not mok.read_chosen_password((), "", str(tmp_path / "no-terminal"))
+    assert not mok.read_chosen_password(())
+    screen.touch()
+    assert not mok.read_chosen_password(changes)
 
 
 def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
@@ -253,10 +264,11 @@ def hashes(password: str, kept: str) -> bool:
 IMPORT = CommandChange(("mokutil", "--import", "x"), "test")
 
 
+@pytest.mark.usefixtures("screen")
 def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
-    path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
-    chosen = mok.read_chosen_password([IMPORT], str(path), nowhere)
-    mok.queue_enrolment(Runner(), request_change, nowhere, password=chosen)
+    path = write_password(tmp_path)
+    chosen = mok.read_chosen_password([IMPORT], str(path))
+    mok.queue_enrolment(Runner(), request_change, password=chosen)
     assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
     assert path.exists()
     mok.remove_password_file(str(path), chosen)

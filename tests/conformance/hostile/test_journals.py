@@ -36,6 +36,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "two lines swapped": (lambda lines, _: [lines[0], lines[2], lines[1], *lines[3:]], 2),
     "a line gone": (lambda lines, _: [*lines[:2], *lines[3:]], 3),
     "the first line gone": (lambda lines, _: lines[1:], 1),
+    "every line gone": (lambda _lines, _runs: [], 1),
     "a line twice": (lambda lines, _: [*lines[:3], lines[2], *lines[3:]], 4),
     "a line of another run": (lambda lines, runs: [*lines[:2], runs[1].read_bytes().split(b"\n")[2], *lines[3:]], 3),
     "another run whole": (lambda _, runs: runs[1].read_bytes().split(b"\n")[:-1], 1),
@@ -74,17 +75,19 @@ def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_
     assert image.setup().exit_code == 0
 
 
-def test_empty_journal_of_the_newest_run_is_named(twice_set_up: Image, tmp_path: Path) -> None:
-    """A power cut before the first entry leaves one; so may a damaged file system."""
+def test_newest_run_without_a_first_entry_stops_every_command(twice_set_up: Image, tmp_path: Path) -> None:
+    """Its changes are unknown, so a rollback must not undo the run before it instead."""
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)
     newest = max(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
     newest.write_bytes(b"")
+    before = image.tree()
     plan = ["plan", str(image.recipe())]
     for words in (["log"], plan, ["rollback", "--list"], ["rollback", "--yes"], ["remove", "--yes"]):
-        assert f"{newest} has no complete entry" in gpunode(*words, "--root", str(image.root)).said
-    again = image.setup()
-    assert again.exit_code == 0
-    assert f"{newest} has no complete entry" in again.said
-    assert f"{newest} has no complete entry" in gpunode("log", "--root", str(image.root)).out
-    assert "no complete entry" not in gpunode(*plan, "--root", str(image.root)).out
+        answer = gpunode(*words, "--root", str(image.root))
+        assert answer.exit_code == 9, answer.said
+        assert f"the journal {newest} is damaged in line 1" in answer.err
+        assert "its first entry is missing" in answer.err
+    assert image.tree() == before
+    shutil.move(newest.parent, tmp_path / "away")
+    assert image.setup().exit_code == 0

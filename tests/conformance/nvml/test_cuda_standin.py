@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ CALLS = [
 def _run(gpus: int = 1, faults: str = "", timeout_s: float = 120.0, **environment: str) -> CudaAnswer:
     folder = str(library("cuda/cuda.c", "libcuda.so.1"))
     runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_CUDA_GPUS=str(gpus), FAKE_CUDA_FAULTS=faults, **environment)
-    return read_cuda_answer(looked(runner, make_probe(timeout_s)))
+    return read_cuda_answer(looked(runner, replace(make_probe(), timeout_s=timeout_s)))
 
 
 def test_all_gpus_pass_and_free_their_memory(tmp_path: Path) -> None:

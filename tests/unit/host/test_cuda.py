@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,7 +87,9 @@ def test_remedy_fits_the_cuda_error() -> None:
 
 def test_outcomes_of_the_child_process_are_distinguished() -> None:
     def end(**given: Any) -> object:
-        return read_cuda_answer(looked(ScriptedRunner(lambda argv: ended(argv, **given)), make_probe(7)))
+        return read_cuda_answer(
+            looked(ScriptedRunner(lambda argv: ended(argv, **given)), replace(make_probe(), timeout_s=7))
+        )
 
     assert end(out=_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
     hung = end(late=True, err=b"CUDA: cuInit\nGPU 3: cuCtxSynchronize\n")

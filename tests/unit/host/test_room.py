@@ -9,6 +9,7 @@ import pytest
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
+from gpunode.host import room
 from gpunode.host.room import _has_own_boot, refuse_removal_without_room, refuse_unusable_boot
 
 BLACKLIST = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
@@ -23,21 +24,29 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_full_boot_is_refused_with_both_sizes(root: str) -> None:
+def set_free_bytes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(room, "_free_bytes", lambda _: count)
+
+
+def test_full_boot_is_refused_with_both_sizes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_free_bytes(monkeypatch, 900 << 10)
     with pytest.raises(Refused) as stopped:
-        refuse_unusable_boot([OTHER, BLACKLIST], root, lambda _: 900 << 10)
+        refuse_unusable_boot([OTHER, BLACKLIST], root)
     assert "0.9 MiB are free" in stopped.value.what
     assert "3 MiB" in stopped.value.why
     assert "nothing was changed" in stopped.value.why
 
 
 @pytest.mark.parametrize(("changes", "free"), [((BLACKLIST,), 3 << 20), ((OTHER,), 0), ((), 0)])
-def test_sufficient_boot_space_is_accepted(root: str, changes: tuple[FileChange, ...], free: int) -> None:
-    refuse_unusable_boot(changes, root, lambda _: free)
+def test_sufficient_boot_space_is_accepted(
+    root: str, changes: tuple[FileChange, ...], free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_free_bytes(monkeypatch, free)
+    refuse_unusable_boot(changes, root)
 
 
 def test_initramfs_space_is_not_checked_without_one(tmp_path: Path) -> None:
-    refuse_unusable_boot([BLACKLIST], str(tmp_path), lambda _: 0)
+    refuse_unusable_boot([BLACKLIST], str(tmp_path))
     (tmp_path / "boot").mkdir()
     refuse_unusable_boot([BLACKLIST], str(tmp_path))
 
@@ -57,15 +66,18 @@ def test_boot_partition_is_known_from_fstab(tmp_path: Path, fstab: str, is_own: 
 
 
 @pytest.mark.parametrize(("mib", "is_refused"), [(2047, True), (2048, False)])
-def test_run_driver_stays_where_the_next_one_has_no_room(tmp_path: Path, mib: int, is_refused: bool) -> None:
+def test_run_driver_stays_where_the_next_one_has_no_room(
+    tmp_path: Path, mib: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both folders are on one file system here."""
     for name in ("usr", "var"):
         (tmp_path / name).mkdir()
-    refuse_removal_without_room([OTHER], str(tmp_path), lambda _: 0)
+    set_free_bytes(monkeypatch, mib << 20)
+    refuse_removal_without_room([OTHER], str(tmp_path))
     if not is_refused:
-        refuse_removal_without_room([UNINSTALL], str(tmp_path), lambda _: mib << 20)
+        refuse_removal_without_room([UNINSTALL], str(tmp_path))
         return
     with pytest.raises(Refused) as stopped:
-        refuse_removal_without_room([UNINSTALL], str(tmp_path), lambda _: mib << 20)
+        refuse_removal_without_room([UNINSTALL], str(tmp_path))
     assert stopped.value.what == "/usr and /var have too little room for the next driver: 2047 MiB are free"
     assert "2048 MiB" in stopped.value.why

@@ -52,11 +52,13 @@ def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> To
     tools.add("journalctl", "echo 'containerd: exiting'; echo 'containerd: failed to load plugin'")
     (tools.folder / "unit").write_text(unit())
     monkeypatch.setattr(services, "_SYSTEMD_RUN_FOLDER", tmp_path)
+    for name in ("_RESTART_WATCH_S", "_WATCH_S"):
+        monkeypatch.setattr(services, name, 0.0)
     return tools
 
 
-def settle(*triggers: Trigger, settle_s: float = 0.0) -> list[tuple[float, str]]:
-    return [(one.seconds, one.skipped) for one in map(Services(Runner(), settle_s=settle_s).run_trigger, triggers)]
+def settle(*triggers: Trigger) -> list[tuple[float, str]]:
+    return [(one.seconds, one.skipped) for one in map(Services(Runner()).run_trigger, triggers)]
 
 
 def test_unit_is_restarted_once_with_its_downtime(systemd: Tools) -> None:
@@ -85,11 +87,14 @@ def test_hanging_unit_fails_after_the_timeout(systemd: Tools, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("later", [unit("failed", 0), unit("active", 99), unit("activating", 0)])
-def test_unit_that_dies_shortly_after_its_start_fails(systemd: Tools, later: str) -> None:
+def test_unit_that_dies_shortly_after_its_start_fails(
+    systemd: Tools, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_RESTART_WATCH_S", 60.0)
     (systemd.folder / "later").write_text(later)
     (systemd.folder / "on-restart").write_text("cp $T/later $T/after-show")
     with pytest.raises(ChangeFailed, match="did not stay up"):
-        settle(RESTART, settle_s=60)
+        settle(RESTART)
 
 
 def test_unit_status_is_shown_without_a_journal(systemd: Tools) -> None:
@@ -149,7 +154,7 @@ def test_failed_unit_is_started_instead_of_reloaded(systemd: Tools, state: str, 
     (systemd.folder / "unit").write_text(state)
     (systemd.folder / "now").write_text(unit())
     (systemd.folder / "on-restart").write_text("cp $T/now $T/unit")
-    settled = Services(Runner(), settle_s=0.0).run_trigger(trigger)
+    settled = Services(Runner()).run_trigger(trigger)
     assert (settled.trigger, settled.skipped, settled.had_failed) == (trigger, "", True)
     assert [call for call in systemd.calls if "show" not in call] == [
         f"systemctl reset-failed {trigger.target}",
@@ -304,7 +309,7 @@ def put_driver(root: Path, installed: str, loaded: str = "") -> Services:
         version = root / "proc/driver/nvidia/version"
         version.parent.mkdir(parents=True)
         version.write_text(f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {loaded}  Release Build\n")
-    started = Services(Runner(), settle_s=0.0)
+    started = Services(Runner())
     started.root = root
     return started
 

@@ -37,13 +37,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.time", clock)
+    return clock
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Store:
-    return Store(tmp_path, clock=clock)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
 
 
 def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
@@ -129,15 +131,34 @@ def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, 
     assert store.find_pending_triggers() == {}
 
 
-def test_power_cut_before_the_first_line_leaves_no_run(store: Store) -> None:
-    run = store.begin("setup")
-    run.close()
-    run.path.write_bytes(run.path.read_bytes()[:-9])
-    assert store.read_runs() == ()
-    run.path.unlink()
-    assert store.read_runs() == ()
-    assert store.read_with_contents(run.id) == ()
+@pytest.mark.parametrize("call", ["mkdir", "write", "fsync", "rename"])
+def test_run_killed_before_its_first_entry_leaves_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    first = setup_run(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, Disk.refuse)
+        with pytest.raises(ChangeFailed):
+            store.begin("setup")
+    assert store.ids() == (first.id,)
     assert setup_run(store).id.startswith("000002-")
+    assert sorted(path.name for path in (store.folder / "runs").iterdir()) == list(store.ids())
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b""), lambda path: os.truncate(path, 99), Path.unlink])
+def test_journal_without_its_first_entry_is_damage(store: Store, spoil: Callable[[Path], object]) -> None:
+    run = setup_run(store)
+    setup_run(store)
+    spoil(run.path)
+    for look in (
+        store.read_runs,
+        store.find_pending_triggers,
+        lambda: store.entries(run.id),
+        lambda: store.read_with_contents(run.id),
+    ):
+        with pytest.raises(JournalDamaged, match=rf"{run.path} is damaged in line 1") as stopped:
+            look()
+        assert "its first entry is missing" in stopped.value.why
 
 
 def test_damaged_journal_is_refused_with_file_and_line(store: Store) -> None:
@@ -389,13 +410,13 @@ def test_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 class TestInterruptedRun:
-    def test_interrupted_run_is_found_behind_one_that_never_began(self, store: Store) -> None:
+    def test_interrupted_run_is_found_behind_a_package_repair(self, store: Store) -> None:
         setup_run(store)
         assert store.find_interrupted_run() is None
         run = store.begin("setup")
         run.record_intent("runtime", "x", CONFIG)
         run.close()
-        store.begin("setup").path.write_bytes(b'{"v":')
+        store.begin("repair").commit("done")
 
         found = store.find_interrupted_run()
 

@@ -63,7 +63,7 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     assert said in failed.value.why
     assert "kubectl describe pods" in failed.value.hint
     is_applied = any(one.change for one in items)
-    assert failed.value.hint.endswith("\nor undo what was applied: gpunode rollback k1") is is_applied
+    assert failed.value.hint.endswith("\nor undo what was changed: gpunode rollback k1") is is_applied
     (commit,) = [entry for entry in store.read_with_contents(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pwd
@@ -40,6 +41,76 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == applied
     user("rollback", "k3", "--yes")
     assert everything(server) == before
+
+
+def test_apply_that_only_began_a_deletion_names_the_way_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    (earlier,) = (copy.deepcopy(one) for one in server.peek("ConfigMap"))
+    user.apply("k8s-containerd")
+    wanted = {name: earlier["metadata"][name] for name in ("name", "namespace", "labels")}
+    server.apply({**earlier, "metadata": wanted}, "gpunode")  # a deletion that was killed may leave it
+    (left,) = (one for one in server.peek("ConfigMap") if one["metadata"]["name"] == wanted["name"])
+    left["metadata"]["finalizers"] = ["example.org/keep"]
+    before = everything(server)
+
+    error = user.apply("k8s-containerd", check=6).error
+
+    assert error["what"] == f"ConfigMap gpu-system/{wanted['name']} is still being deleted"
+    assert error["hint"].endswith("\nor undo what was changed: gpunode rollback k3")
+    left["metadata"].pop("finalizers")
+    server.delete("ConfigMap", "gpu-system", wanted["name"])
+    assert everything(server) != before
+    user("rollback", "k3", "--yes")
+    assert everything(server) == before
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+def kill_after_taint(user: User) -> None:
+    """Kill gpunode between the removal of a Node's taint and that of the annotation that marks it as gpunode's."""
+    calls: list[str] = []
+
+    def kill(words: tuple[str, ...]) -> None:
+        calls.append(words[0])
+        if words[0] == "apply" and "taint" in calls:
+            user.kubectl.intercept = lambda _: None
+            raise Killed
+
+    user.kubectl.intercept = kill
+
+
+@pytest.mark.parametrize("removal", [("k8s", "apply", "k8s-containerd", *NODE, "--yes"), ("k8s", "remove", "--yes")])
+def test_run_killed_after_it_removed_a_taint_is_rolled_back(
+    server: ApiServer, user: User, tmp_path: Path, removal: tuple[str, ...]
+) -> None:
+    recipe = tmp_path / "taint.toml"
+    recipe.write_text('extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n')
+    user.apply(str(recipe))
+    before = everything(server)
+    kill_after_taint(user)
+    with pytest.raises(Killed):
+        user(*removal)
+    assert everything(server) != before
+    user("rollback", "k2", "--yes")
+    assert everything(server) == before
+
+
+def test_apply_removes_the_mark_of_a_taint_that_a_killed_run_removed(
+    server: ApiServer, user: User, tmp_path: Path
+) -> None:
+    """With it, the same taint of an administrator would count as gpunode's and be removed."""
+    recipe = tmp_path / "taint.toml"
+    recipe.write_text('extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n')
+    user.apply(str(recipe))
+    kill_after_taint(user)
+    with pytest.raises(Killed):
+        user.apply("k8s-containerd")
+    assert "-annotation gpunode-taint=nvidia.com/gpu=present:NoSchedule" in user.screen("k8s", "plan", *NODE)
+    user.apply("k8s-containerd")
+    assert "gpunode-taint" not in server.get("Node", "", "gpu-1")["metadata"].get("annotations", {})
+    assert set(user.plan("k8s-containerd").states.values()) == {"unchanged"}
 
 
 def test_rollback_makes_no_plugin_before_the_other_has_ended(server: ApiServer, user: User, tmp_path: Path) -> None:
