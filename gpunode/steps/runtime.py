@@ -64,7 +64,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:
     try:
         row = choose_row(find_runtime(recipe.runtime.name), facts).row
     except Refused as refusal:
-        return Refusal(refusal.what, refusal.why, refusal.hint)
+        return Refusal.of(refusal)
     if row.product:
         return Planned((), f"{row.product} includes its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
@@ -181,7 +181,7 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> StepOutcome:
         place = choose_row(find_runtime(recipe.runtime.name), facts)
         return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
-        return Refusal(refusal.what, refusal.why, refusal.hint)
+        return Refusal.of(refusal)
 
 
 def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.command import command
-from gpunode.errors import GpunodeError, Refused, Undetermined
+from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
@@ -397,4 +397,4 @@ def raise_refusal(plans: Sequence[StagePlan]) -> None:
     """Raise the first refusal among ``plans``; return if there is none."""
     for plan in plans:
         if refusal := plan.refusal:
-            raise Refused(refusal.what, why=refusal.why, hint=refusal.hint)
+            raise refusal.as_error()

@@ -202,7 +202,7 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
             kept = (*lost, *kept, *serving)
         changes = with_dependencies_to_install(host, changes)
     if refused := refuse_modules_without_source(changes, facts):
-        raise Refused(refused.what, why=refused.why, hint=refused.hint)
+        raise refused.as_error()
     going = {change.id for change in changes}
     staying = {one for one, state in wanted.items() if state is None and one in installed and one not in going}
     leaving = {change.id.name for change in changes if not change.exists_after}
