@@ -156,12 +156,13 @@ def test_no_path_of_the_development_machine_is_left() -> None:
 
 
 # doctor reads what any system prints; kind's node image is Debian's; hints for a machine that is not the node, or
-# for a recipe, have no facts.
+# for a recipe, have no facts. The local host loads apt's adapter on use, and the session the one of images.
 _KNOW_APT = (
     "packages/deb/",
     "host/apt",
     "host/image_apt.py",
-    "host/package_manager.py",
+    "host/local.py",
+    "cli/session.py",
     "distros/",
     "catalog/",
     "diagnoses/",
