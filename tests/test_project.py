@@ -183,7 +183,7 @@ def test_apt_and_dpkg_are_named_only_in_their_own_modules() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if words.search(re.sub(r"\.?dpkg-(?:\\w|\")", "", line))
     ]
-    assert found == [], "say it through gpunode.packages"
+    assert found == [], "say it through gpunode.packages.deb"
 
 
 def test_make_venv_names_the_missing_package(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from gpunode.host.locks import wait_until_free, wait_until_script_ended
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, Consent, FinishedCommand, Runner
 from gpunode.package_id import PackageId
-from gpunode.packages import SYSTEMS
+from gpunode.packages import deb
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import find_runtime as runtime_row
@@ -128,7 +128,7 @@ class LocalHost:
             Busy: if one held a lock past the timeout.
         """
         # Check the usual paths without querying the package manager, so that a node with nothing to do stays fast.
-        locks = [f"/{lock}" for system in SYSTEMS for lock in system.lock_files]
+        locks = [f"/{lock}" for lock in deb.LOCK_FILES]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress, root=self.root)
 
     def remove_temporary_files(self, paths: Iterable[str]) -> None:
@@ -354,7 +354,7 @@ class LocalHost:
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Concurrent rebuilds delete each other's drafts; a kernel installation or a killed run's child may be at it.
         self.wait_for_package_managers()
-        argv = SYSTEMS[0].rebuild_initramfs_command("all")
+        argv = deb.rebuild_initramfs_command("all")
         if not self.runner.is_image:
             wait_until_script_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._prepared_root():
