@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 from gpunode.values import dataclass
@@ -57,6 +58,15 @@ class Refusal:
     why: str
     hint: str
     held: tuple[PackageId, ...] = ()
+
+    @classmethod
+    def of(cls, error: Refused) -> Refusal:
+        """Return the refusal that ``error`` raises."""
+        return cls(error.what, error.why, error.hint)
+
+    def as_error(self) -> Refused:
+        """Return the error that raises this refusal."""
+        return Refused(self.what, why=self.why, hint=self.hint)
 
 
 BlockingAction: TypeAlias = Literal["console", "reboot"]

@@ -57,7 +57,7 @@ def plan(
     view = view_node(node, root, gpu_ids, recipe)
     plans = make_plan(recipe, view.facts, view.host, only)
     raise_refusal(plans)
-    losses = find_losses(plans, view.facts, make_version_lookup(view.host, view.facts)) or Losses()
+    losses = find_losses(plans, view.facts, make_version_lookup(view.host)) or Losses()
     if not allow_loss:
         losses.refuse_purges()
     screen = output.open_screen()

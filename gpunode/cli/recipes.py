@@ -57,10 +57,10 @@ def check_recipe(file: str, output: OutputOptions) -> None:
 
             refuse_bad_tables(recipe)
         wanted_layout(recipe, ())
+        if refused := refuse_mps_with_others(recipe):
+            raise refused.as_error()
     except Refused as error:
         raise Refused(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
-    if refused := refuse_mps_with_others(recipe):
-        raise Refused(f"{file}: {refused.what}", why=refused.why, hint=refused.hint)
     output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {recipe.name} is valid", file))
     output.emit(Envelope("recipe check", result={"recipe": recipe}))
 

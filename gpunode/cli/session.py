@@ -58,7 +58,7 @@ class Session:
         """Return the hint; for an image with package commands that run in it, not on the machine that builds it."""
         if self.host.root == "/":
             return hint
-        from gpunode.host.package_manager import enter_image_in_hint  # only for an image
+        from gpunode.host.image_apt import enter_image_in_hint  # only for an image
 
         return enter_image_in_hint(hint, self.host.root)
 

@@ -30,7 +30,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
@@ -289,14 +289,14 @@ def _plan_without_repair(
     staying = sorted(map(str, facts.unconfigured - {change.id for change in changes}))
     if repair_failure and staying and all(one.is_mark or not one.exists_after for one in changes):
         why = " ".join(dict.fromkeys(map(str.strip, repair_failure.splitlines())))
-        finish = f"`sudo {system(facts).finish_command}` finishes it once the cause is fixed"
+        finish = f"`sudo {deb.FINISH_COMMAND}` finishes it once the cause is fixed"
         note = f"{join_names(staying)} cannot be configured, and this {verb} leaves it as it is; {finish}: {why}"
         return replace(plan, notes=(*plan.notes, node.adapt_hint(note)))
     if changes or may_be_ours:
         return None
     note = (
         f"half-installed or not configured: {', '.join(sorted(broken))}; no run of gpunode left that, and this {verb} "
-        f"does not need it: `sudo {system(facts).finish_command}` finishes it"
+        f"does not need it: `sudo {deb.FINISH_COMMAND}` finishes it"
     )
     return replace(plan, notes=(*plan.notes, node.adapt_hint(note)))
 
@@ -307,11 +307,10 @@ def _advise_removal_of_obstacles(failure: ChangeFailed, node: Session) -> None:
     with suppress(ValueError):
         obstacles = sorted(read_package_database(node.host).list_obstacles())
     if obstacles:
-        manager = system(_survey_node(node))
         failure.hint = (
-            f"{manager.manager} does nothing until {join_names(obstacles)} is complete or gone: fix the cause, then "
-            f"`sudo {manager.finish_command}`; or remove it if you do not need it, then run the same command again:\n"
-            f"  sudo {manager.force_removal_command(obstacles)}"
+            f"{deb.MANAGER} does nothing until {join_names(obstacles)} is complete or gone: fix the cause, then "
+            f"`sudo {deb.FINISH_COMMAND}`; or remove it if you do not need it, then run the same command again:\n"
+            f"  sudo {deb.force_removal_command(obstacles)}"
         )
 
 

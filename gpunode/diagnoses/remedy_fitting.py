@@ -18,7 +18,7 @@ from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import RecoveryAction, recovered_gpus
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.packages import system
+from gpunode.packages import deb
 
 _REPLACE_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by its PCI address"
 
@@ -44,7 +44,7 @@ def ask_for_own_recipe(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, .
 
     No evidence names the recipe: only root can read a node's record, and captures do not contain it.
     """
-    pins = snapshot.facts.file(system(snapshot.facts).pin_file)
+    pins = snapshot.facts.file(deb.PIN_FILE)
     if not isinstance(pins, Known) or pins.value is None:
         return tuple(fixes)
     return tuple(

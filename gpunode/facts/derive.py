@@ -47,7 +47,7 @@ from gpunode.facts.reader import (
     find_matches,
     make_file_state,
 )
-from gpunode.packages import SYSTEMS, PackageSystem
+from gpunode.packages import deb
 
 T = TypeVar("T")
 _IMAGE_PROBE_KEY = "image"
@@ -76,15 +76,14 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
     ``port.HostView.read_live_distribution``, takes precedence over ``evidence``.
     """
     reader = EvidenceReader(evidence)
-    system = _find_package_system(evidence)
-    installed = system.read(reader)
+    installed = deb.read_package_facts(reader)
     facts = Facts(
         distro=_read_distro(reader, distribution),
         architecture=installed.architecture,
-        platform=_with_install_hint(_read_platform(reader), reader),
+        platform=_with_install_hint(_read_platform(reader)),
         kernels=_read_kernels(reader, image=image),
         boot_id=_read_boot_id(reader),
-        devices=_with_install_hint(_read_devices(reader), reader),
+        devices=_with_install_hint(_read_devices(reader)),
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         unconfigured=installed.unconfigured,
@@ -123,7 +122,6 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         module_key=_read_module_key(evidence),
         switch_bridges=_read_switch_bridges(evidence),
         observed_on=derive_fact("clock", lambda: _read_clock(reader)),
-        package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
     provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.matches(key))), facts.distro)
@@ -191,19 +189,13 @@ def _read_distro(reader: EvidenceReader, known_distro: Distro | None) -> Fact[Di
     return vendor if isinstance(vendor, Known) else first
 
 
-def _find_package_system(evidence: Evidence) -> PackageSystem:
-    """Return the package system whose database exists; the first one if none does."""
-    read = {capture.source for capture in evidence.values() if capture.outcome == "ok"}
-    return next((package_system for package_system in SYSTEMS if package_system.database_file in read), SYSTEMS[0])
-
-
-def _with_install_hint(fact: Fact[T], reader: EvidenceReader) -> Fact[T]:
+def _with_install_hint(fact: Fact[T]) -> Fact[T]:
     """Add to an unknown fact the command that installs the program whose absence made it unknown."""
     package = (
         PACKAGE_OF_PROGRAM.get(fact.reason.removesuffix(NOT_INSTALLED_ENDING)) if isinstance(fact, Unknown) else None
     )
     if isinstance(fact, Unknown) and package:
-        return replace(fact, install=_find_package_system(reader.evidence).install((package,)))
+        return replace(fact, install=deb.install_command((package,)))
     return fact
 
 
@@ -358,7 +350,7 @@ def _read_files(evidence: Evidence) -> Files:
         if key.startswith("files:"):
             files.update(_read_folder(key, evidence.get(key)))
     single = {key: key.removeprefix("file:") for key in evidence if key.startswith("file:")}
-    single.update({key: path for system in SYSTEMS for key, path in system.probed_files.items()})
+    single.update(deb.PROBED_FILES)
     for key, path in single.items():
         files[path] = _read_file(key, evidence.get(key))
     return files

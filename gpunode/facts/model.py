@@ -438,7 +438,6 @@ class Facts:
         packages_interrupted: whether a change of packages was interrupted.
         unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
         selected_for_removal: the installed packages that are marked for removal, but were not removed.
-        package_system: the id of the ``PackageSystem``.
         mig: how the GPUs are partitioned, from NVML; None if it was not queried, as only some recipes need it.
         observed_on: the date of the evidence, in UTC, by the node's own clock.
         kubelet: the kubelet that runs here, else the kubelet that is set up here; Known(None) if there is none.
@@ -493,7 +492,6 @@ class Facts:
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     unconfigured: frozenset[PackageId] = frozenset()
     selected_for_removal: frozenset[PackageId] = frozenset()
-    package_system: Literal["deb"] = "deb"
 
     @property
     def is_image(self) -> bool:

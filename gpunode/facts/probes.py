@@ -11,7 +11,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import kernels, kubelet, machine, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.facts.patterns import Pattern
-from gpunode.packages import SYSTEMS
+from gpunode.packages import deb
 
 # The service in which AKS with managed GPUs runs NVIDIA's device plugin (Azure/AgentBaker, cse_config.sh).
 DEVICE_PLUGIN_SERVICE: Final = "nvidia-device-plugin.service"
@@ -46,7 +46,7 @@ DRIVER_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
 _MAX_WRAPPER_SCRIPT_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
-TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list_path("nvidia-container-toolkit-base")
+TOOLKIT_FILE_LIST: Final = deb.file_list_path("nvidia-container-toolkit-base")
 # Whether the kernel loads only signed modules: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
 SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # Files that steps read outside the folders below. Each step's row names its own, and a test compares the two.
@@ -71,7 +71,7 @@ FILES: Final = (
     RESUME_SERVICE_FILE,
     TOOLKIT_FILE_LIST,
     LD_SO_CONFIG_FILE,
-    *(path for system in SYSTEMS for path in system.other_read_files),
+    *deb.OTHER_READ_FILES,
     *kernels.MODULE_LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     *kubelet.FILES,
@@ -87,7 +87,7 @@ _CDI_OUTPUT_PATH: Final = Pattern(
 )
 # Folders of which every file is read, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
-    **{key: folder for system in SYSTEMS for key, folder in system.read_folders.items()},
+    **deb.READ_FOLDERS,
     **kernels.MODPROBE_FOLDERS,
     "grub-d": GRUB_DEFAULTS_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
@@ -140,7 +140,7 @@ _FOLDERS_IN_IMAGE: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 
 # Line-based files that people edit, and that can hold a secret only in a URL.
 _COMMENTED_CONFIG_PATHS: Final = (
-    *(folder for system in SYSTEMS for folder in system.config_folders),
+    *deb.CONFIG_FOLDERS,
     *kernels.MODPROBE_FOLDERS.values(),
     *DEPMOD_FOLDERS,
     LD_SO_CONFIG_FILE,  # and the folder of that name
@@ -152,7 +152,7 @@ _COMMENTED_CONFIG_PATHS: Final = (
 )
 # Names of files, and public keys.
 _TABLE_PATHS: Final = (
-    *(folder for system in SYSTEMS for folder in system.table_folders),
+    *deb.TABLE_FOLDERS,
     "/usr/share/keyrings/",
     DRIVER_PARAMETERS_FILE,
     ENROLMENT_REQUEST_FILE,
@@ -193,7 +193,7 @@ _COMMON_PROBES: Final = (
     _listing_probe("toolkit-program", TOOLKIT_PROGRAM),
     Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_MAX_WRAPPER_SCRIPT_BYTES, content_kind="log"),
     _listing_probe("dkms-installed", "/var/lib/dkms/*/kernel-*"),
-    *(probe for system in SYSTEMS for probe in system.probes),
+    *deb.PROBES,
     *(Probe(key, glob=f"{folder}/*", content_kind=_classify_file(folder)) for key, folder in FOLDERS.items()),
     _table_probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
     _listing_probe("pci-driver", "/sys/bus/pci/devices/*/driver"),

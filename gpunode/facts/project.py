@@ -41,7 +41,7 @@ from gpunode.facts.model import (
 )
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
-from gpunode.packages import list_reinstalled, system
+from gpunode.packages import deb
 
 T = TypeVar("T")
 PLAN_PROBE_KEY: Final = "plan"
@@ -94,9 +94,9 @@ def _with_command(facts: Facts, change: CommandChange) -> Facts:
         return replace(facts, run_installer=Known(False, PLAN_PROBE_KEY), driver_libraries=gone, leftovers=gone)
     if change.runs_command("dkms"):
         return _with_built_modules(facts, is_rebuilt=True)
-    if change.runs_command(*system(facts).repair_change.argv):
+    if change.runs_command(*deb.REPAIR_COMMAND.argv):
         return replace(facts, packages_interrupted=Known(False, PLAN_PROBE_KEY), unconfigured=frozenset())
-    if list_reinstalled(change):
+    if deb.list_reinstalled(change):
         lost: Fact[tuple[str, ...]] = Known((), PLAN_PROBE_KEY)
         return replace(facts, toolkit_program=Known(True, PLAN_PROBE_KEY), lost_programs=lost)
     if facts.module_key is not None:
@@ -136,7 +136,7 @@ def _without_path(times: Mapping[str, float], path: str) -> Mapping[str, float]:
 
 def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
     try:
-        entries = system(facts).parse_source_list(path, after.content.decode("utf-8", "replace") if after else "")
+        entries = deb.parse_source_list(path, after.content.decode("utf-8", "replace") if after else "")
     except ValueError as error:
         return Unknown(str(error), PLAN_PROBE_KEY)
     if entries is None:
@@ -150,8 +150,8 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         after = change.after
         return rest if after is None else {**rest, change.id: _project_package_state(change.before, after)}
 
-    kernel, is_gone = system(facts).kernel_of_headers(change.id), change.after is None
-    if prebuilt := system(facts).parse_prebuilt_name(change.id):
+    kernel, is_gone = deb.kernel_of_headers(change.id), change.after is None
+    if prebuilt := deb.parse_prebuilt_name(change.id):
         facts = _with_prebuilt_module(facts, *prebuilt, present=not is_gone)
     facts = replace(
         facts,
@@ -166,7 +166,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         left = facts.unconfigured - {change.id}
         interrupted = facts.packages_interrupted if left else Known(False, PLAN_PROBE_KEY)
         facts = replace(facts, unconfigured=left, packages_interrupted=interrupted)
-    if kernel or system(facts).builds_driver(change.id):
+    if kernel or deb.builds_driver(change.id):
         return _with_built_modules(facts, is_rebuilt=not kernel)
     return facts
 
@@ -201,7 +201,7 @@ def _find_dkms_driver_package(facts: Facts) -> tuple[str, str] | None:
     found = (
         (package.name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
         for package, state in packages.items()
-        if system(facts).builds_driver(package) and not state.config_files_only
+        if deb.builds_driver(package) and not state.config_files_only
     )
     return next(found, None)
 

@@ -41,7 +41,7 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
-from gpunode.packages.deb.answers import parse_archives
+from gpunode.packages.deb.answers import list_versions, parse_archives
 from gpunode.packages.deb.status import DpkgEntry, find_unconfigured, native_architecture, package_id_of, parse_status
 from gpunode.packages.deb.transactions import (
     arguments,
@@ -52,7 +52,6 @@ from gpunode.packages.deb.transactions import (
     purged_by_dpkg,
 )
 from gpunode.packages.simulation import Simulation, differences_from_plan
-from gpunode.packages.system import list_versions
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.values import dataclass
 

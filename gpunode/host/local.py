@@ -35,13 +35,13 @@ from gpunode.host.locks import wait_until_free, wait_until_script_ended
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, Consent, FinishedCommand, Runner
 from gpunode.package_id import PackageId
-from gpunode.packages import SYSTEMS
+from gpunode.packages import deb
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import find_runtime as runtime_row
 
 if TYPE_CHECKING:
-    from gpunode.host.port import PackageManager
+    from gpunode.host.apt import Apt
     from gpunode.host.services import Services
 
 
@@ -85,11 +85,11 @@ class LocalHost:
         return Services(self.runner)
 
     @cached_property
-    def packages(self) -> PackageManager:
+    def packages(self) -> Apt:
         """This node's package manager; a converged run needs none, so it is loaded on its first use."""
-        from gpunode.host.package_manager import make_package_manager
+        from gpunode.host.apt import Apt
 
-        return make_package_manager(self.runner, self._on_progress, self._lock_timeout_s)
+        return Apt(self.runner, self._on_progress, self._lock_timeout_s)
 
     def run_probe(self, probe: Probe, /) -> Capture:
         """Run ``probe``; a command with a non-zero exit status has failed, but its output is kept.
@@ -128,16 +128,16 @@ class LocalHost:
             Busy: if one held a lock past the timeout.
         """
         # Check the usual paths without querying the package manager, so that a node with nothing to do stays fast.
-        locks = [f"/{lock}" for system in SYSTEMS for lock in system.lock_files]
+        locks = [f"/{lock}" for lock in deb.LOCK_FILES]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress, root=self.root)
 
     def remove_temporary_files(self, paths: Iterable[str]) -> None:
         """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
-        from gpunode.host import chroot, package_manager
+        from gpunode.host import apt, chroot
 
         for path in paths:
             files.remove_leftover_temporary_files(path, root=self.root)
-        package_manager.remove_temporary_folders(self.root)
+        apt.remove_temporary_folders(self.root)
         if self.runner.is_image:
             chroot.remove_mount_points(self.root)
 
@@ -147,9 +147,9 @@ class LocalHost:
         Without consent to run programs of a mounted root, use this machine's package manager with that root's state.
         """
         if self.runner.is_image and self.runner.consent is None:
-            from gpunode.host.package_manager import simulate_in_root
+            from gpunode.host.image_apt import simulate_image
 
-            return simulate_in_root(self.root, changes)
+            return simulate_image(self.root, changes)
         return self.packages.simulate(changes)
 
     def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
@@ -308,7 +308,7 @@ class LocalHost:
             mok.remove_password_file(self.mok_password_file, self._mok_password)
             return
 
-        from gpunode.host.package_manager import UNATTENDED_ENVIRONMENT
+        from gpunode.host.apt import UNATTENDED_APT_ENVIRONMENT
 
         # Package repairs, DKMS builds and reboots must not run in the middle of another program's transaction.
         self.wait_for_package_managers()
@@ -316,7 +316,7 @@ class LocalHost:
             done = self.runner.run(
                 change.argv,
                 timeout_s=_COMMAND_TIMEOUT_S,
-                env=UNATTENDED_ENVIRONMENT,
+                env=UNATTENDED_APT_ENVIRONMENT,
                 on_line=lambda line: self._on_progress(Progress("run", 0.0, line)),
                 survives_gpunode=True,
             )
@@ -354,7 +354,7 @@ class LocalHost:
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Concurrent rebuilds delete each other's drafts; a kernel installation or a killed run's child may be at it.
         self.wait_for_package_managers()
-        argv = SYSTEMS[0].rebuild_initramfs_command("all")
+        argv = deb.rebuild_initramfs_command("all")
         if not self.runner.is_image:
             wait_until_script_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._prepared_root():

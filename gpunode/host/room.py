@@ -11,7 +11,7 @@ from typing import Final
 from gpunode.change import Change, triggers_of
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
-from gpunode.packages import SYSTEMS
+from gpunode.packages import deb
 
 _MIB = 1 << 20
 # Driver 550.163.01 of Debian 13 unpacks to 625 MiB below /usr (Installed-Size in its index); below /var are 255 MB of
@@ -37,7 +37,7 @@ def refuse_unusable_boot(changes: Sequence[Change], root: str = "/") -> None:
     """
     if not any(trigger.kind == "initramfs" for trigger in triggers_of(changes)):
         return
-    boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image_path("*").lstrip("/")
+    boot, images = Path(root, "boot"), deb.initramfs_image_path("*").lstrip("/")
     with suppress(OSError):  # the rebuild itself reports what is wrong there
         # An image's partitions may be mounted elsewhere.
         if root == "/" and not boot.is_mount() and _has_own_boot(Path("/etc/fstab")):

@@ -13,7 +13,7 @@ from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageCha
 from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
@@ -86,7 +86,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     strays = [package for package in find_packages_off_lock(recipe, packages, parts) if package not in names]
     wanted = tuple(dict.fromkeys((*absent, *find_packages_off_lock(recipe, packages, names), *strays)))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held_packages, f"CUDA {format_release(version)}")
+        return refuse_held_packages(held_packages, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
     states = ((name, desired_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
@@ -97,7 +97,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     changes += [*marked, *plan_file(facts, CUDA_PROFILE_SCRIPT, FileState(script)), *_plan_pin(version, facts)]
     reason = _explain_choice(version, facts, driver)
     if marked:
-        reason += f"; {explain_manual_marks(marked, facts)}"
+        reason += f"; {explain_manual_marks(marked)}"
     notes = (
         *_compatibility_notes(version, driver),
         *_older_than_gpu_notes(version, facts),
@@ -168,7 +168,7 @@ def _refuse_jetson(facts: Facts) -> Refusal | None:
     return Refusal(
         what=f"gpunode installs no CUDA toolkit on a Jetson ({facts.platform.value.detail})",
         why="NVIDIA's repository for this distribution has it for servers; a Jetson's own comes with JetPack",
-        hint=f"leave cuda.version out, and install JetPack's:\nsudo {system(facts).install(('nvidia-jetpack',))}",
+        hint=f"leave cuda.version out, and install JetPack's:\nsudo {deb.install_command(('nvidia-jetpack',))}",
     )
 
 
@@ -186,7 +186,7 @@ def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
         why="gpunode does not manage this node's driver, or it comes from other packages: with that repository the "
         "next upgrade would mix NVIDIA's driver packages with them",
         hint='have gpunode manage the driver (driver.version = "auto" and --upgrade), or take your distribution\'s own '
-        f"toolkit:\nsudo {system(facts).install(('nvidia-cuda-toolkit',))}",
+        f"toolkit:\nsudo {deb.install_command(('nvidia-cuda-toolkit',))}",
     )
 
 
@@ -302,10 +302,10 @@ def _plan_pin(version: Version, facts: Facts) -> tuple[FileChange, ...]:
     family = family_of(facts)
     if isinstance(family, Refusal) or not family.cuda_archive_origins:
         return ()
-    release, package_system = "-".join(map(str, version)), system(facts)
+    release = "-".join(map(str, version))
     patterns = (f"cuda-*-{release}", f"lib*-{release}")
-    pin = package_system.render_cuda_pin(patterns, family.cuda_archive_origins)
-    return plan_file(facts, package_system.cuda_pin_file, FileState(pin))
+    pin = deb.render_cuda_pin(patterns, family.cuda_archive_origins)
+    return plan_file(facts, deb.CUDA_PIN_FILE, FileState(pin))
 
 
 def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str:

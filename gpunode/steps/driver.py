@@ -22,7 +22,7 @@ from gpunode.facts.model import Facts, Unknown, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import FABRIC_STEP, wanted_fabric_packages
@@ -64,20 +64,20 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> StepOutcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    chosen, package_system = driver.chosen, system(facts)
+    chosen = driver.chosen
     pinned = pinned_by_nvidia_package(known(facts.packages, {}))
     if pinned and not _are_compatible(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
             why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
-            hint=f"sudo {package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
+            hint=f"sudo {deb.purge_command((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    pin = package_system.render_driver_pin(chosen, driver.family.origins, driver.foreign_archives)
-    changes = plan_file(facts, package_system.pin_file, FileState(pin))
+    pin = deb.render_driver_pin(chosen, driver.family.origins, driver.foreign_archives)
+    changes = plan_file(facts, deb.PIN_FILE, FileState(pin))
     names = dict.fromkeys(
         (*(package.name for package in driver.packages(recipe)), *driver_versioned_packages(chosen.branch))
     )
-    notes = (*chosen.warnings, *package_system.note_overriding_records(facts, chosen, names))
+    notes = (*chosen.warnings, *deb.note_overriding_records(facts, chosen, names))
     if not changes:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_describe_pin(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
@@ -168,7 +168,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     moving = {change.id: change.before for change in moves if change.before}
     dependents = departure.packages if departure else {}
     if held_packages := [package for package, state in {**old, **dependents, **moving}.items() if state.held]:
-        return refuse_held_packages(facts, held_packages, f"driver {chosen.branch}", "another version, or none of it")
+        return refuse_held_packages(held_packages, f"driver {chosen.branch}", "another version, or none of it")
     purges = [PackageChange(package, state, None) for package, state in {**old, **dependents}.items()]
     if any(_lacks_module_source(purge, facts) for purge in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
@@ -186,7 +186,7 @@ def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
     """Return whether a package builds a driver's modules, and no folder exists that may be their source."""
     ending = f"-{upstream(purge.states[0])}"
     leftovers = known(facts.leftovers, frozenset({ending}))
-    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in leftovers)
+    return deb.builds_driver(purge.id) and not any(path.endswith(ending) for path in leftovers)
 
 
 def _find_dependent_removal(
@@ -240,7 +240,7 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
         any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
         any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
         PackageId("nvidia-docker2") in installed,
-        known(facts.file(system(facts).common_keyring), None) is not None,
+        known(facts.file(deb.COMMON_KEYRING), None) is not None,
     )
     if not any(signs):
         return ()
@@ -313,13 +313,13 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     wanted = tuple(dict.fromkeys((*missing, *strays, *tools, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held_packages, f"driver {version_prefix(chosen)}*")
+        return refuse_held_packages(held_packages, f"driver {version_prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
-    away = tuple(system(facts).note_diversions(facts, _DIVERTIBLE_FILES))
+    away = tuple(deb.note_diversions(facts, _DIVERTIBLE_FILES))
     marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
-        reason = explain_manual_marks(marked, facts) if marked else chosen.reason
+        reason = explain_manual_marks(marked) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
     # An installed driver keeps its version: missing packages, and those that strayed from it, get that version.
     version = kept_driver_version(recipe, facts, driver)

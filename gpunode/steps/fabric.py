@@ -137,7 +137,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *find_packages_off_lock(recipe, packages, (*locked, *free)))))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held_packages, f"the driver {of_driver}*")
+        return refuse_held_packages(held_packages, f"the driver {of_driver}*")
     changes = [
         PackageChange(
             name,

@@ -186,7 +186,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     missing = ids if recipe.upgrade else tuple(one for one in ids if not is_at_version(packages.get(one), ""))
     strays = find_packages_off_lock(recipe, packages, ids)
     if recipe.lock and (held_packages := [stray for stray in strays if packages[stray].held]):
-        return refuse_held_packages(facts, held_packages, recipe.lock.file)
+        return refuse_held_packages(held_packages, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
@@ -201,7 +201,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         built = _join_feature_names([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
-        return Planned(marked, explain_manual_marks(marked, facts))
+        return Planned(marked, explain_manual_marks(marked))
     installed = f"{', '.join(map(str, ids))} installed" if ids else "no package needed"
     return Planned((), f"{_join_feature_names(features)}: {installed}, kernel and driver fit")
 

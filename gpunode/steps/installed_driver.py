@@ -25,7 +25,7 @@ from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.version import has_prefix, without_epoch
 from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
@@ -314,7 +314,7 @@ def plan_manual_marks(
     )
 
 
-def explain_manual_marks(marked: Iterable[PackageChange], facts: Facts) -> str:
+def explain_manual_marks(marked: Iterable[PackageChange]) -> str:
     """Return why marks change."""
     names = ", ".join(str(change.id) for change in marked)
-    return f"{system(facts).autoremove_command} may remove {names}, marked as automatically installed"
+    return f"{deb.AUTOREMOVE_COMMAND} may remove {names}, marked as automatically installed"

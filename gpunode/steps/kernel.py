@@ -18,7 +18,7 @@ from gpunode.facts.probes import GRUB_DEFAULTS_FILE, GRUB_DEFAULTS_FOLDER, KERNE
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PreexistingDriver,
@@ -78,9 +78,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     marked, held = plan_manual_marks(packages, installed), [meta for meta in installed if packages[meta].held]
     notes = tuple(f"{meta} is held, so later kernels come without headers and without a driver" for meta in held)
     if not missing:
-        return Planned(
-            marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
-        )
+        return Planned(marked, explain_manual_marks(marked) if marked else f"headers for {listed} are installed", notes)
     # Headers of a single kernel are marked as automatic, like those that the metapackage installs.
     any_version = KnownAfter(why="headers", auto=bool(metas))
     states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
@@ -182,12 +180,12 @@ def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
     written = facts.modified_at.get(NOUVEAU_BLACKLIST_FILE)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
     for kernel in kernels:
-        image = system(facts).initramfs_image_path(kernel)
+        image = deb.initramfs_image_path(kernel)
         initramfs_time = facts.modified_at.get(image)
         if written is not None and initramfs_time is not None and initramfs_time < written:
             yield (
                 f"{image} is older than {NOUVEAU_BLACKLIST_FILE}, so nouveau may take the GPU early in the next boot: "
-                f"`{command('sudo', *system(facts).rebuild_initramfs_command(kernel))}` rebuilds it"
+                f"`{command('sudo', *deb.rebuild_initramfs_command(kernel))}` rebuilds it"
             )
 
 

@@ -21,7 +21,7 @@ from gpunode.facts.probes import LD_SO_CONFIG_FILE, LD_SO_CONFIG_FOLDER
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.steps.selection import WantedDriver
 
 _NVCC_PATH: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
@@ -167,7 +167,7 @@ def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
     state = known(facts.packages, {}).get(_DOCKER_WRAPPER_PACKAGE)
     if state is not None:
         is_residue = state.config_files_only
-        purge = system(facts).purge((str(_DOCKER_WRAPPER_PACKAGE),))
+        purge = deb.purge_command((str(_DOCKER_WRAPPER_PACKAGE),))
         yield (
             f"{_DOCKER_WRAPPER_PACKAGE} {state.version} "
             f"{'has left /etc/docker/daemon.json behind' if is_residue else 'is retired'}: the container toolkit "
@@ -176,7 +176,7 @@ def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
 
 
 def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
-    path = system(facts).common_keyring
+    path = deb.COMMON_KEYRING
     if (state := known(facts.file(path), None)) is None or not state.content:
         return
     from gpunode.catalog.openpgp import list_key_fingerprints
@@ -187,7 +187,7 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
         return  # the package manager itself reports what it cannot read there
     if any(key.endswith(_WITHDRAWN_KEY_ID) for key in keys):
         yield (
-            f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. {system(facts).manager} "
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. {deb.MANAGER} "
             f"accepts it for every archive: `sudo gpg --no-default-keyring --keyring {path} --delete-keys "
             f"{_WITHDRAWN_KEY_ID}` removes it"
         )
@@ -311,11 +311,11 @@ def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which is below /usr/src, too.
     stems = tuple(package.name.rpartition("-")[0] for package in lost)
     packages = sorted(known(facts.packages, {}).items())
-    reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
+    reinstall = deb.reinstall_command({one: state for one, state in packages if one.name.startswith(stems)})
     return Refusal(
         what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are missing",
         why="/lib/modules/KERNEL/build is a dangling link: the package's folder below /usr/src was deleted, or "
-        f"{system(facts).exclusion} excludes it (then remove that first)",
+        f"{deb.EXCLUSION} excludes it (then remove that first)",
         hint=f"sudo {reinstall}\nthen run the same command again",
     )
 
@@ -333,7 +333,7 @@ def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], fact
     """Return the refusal of ``kernels`` for which nothing can build modules."""
     return Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
-        why=f"{_LOST_SOURCE_PHRASE}, or {system(facts).exclusion} excludes it (then remove that first)",
+        why=f"{_LOST_SOURCE_PHRASE}, or {deb.EXCLUSION} excludes it (then remove that first)",
         hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
     )
 
@@ -345,11 +345,11 @@ _FIRST_DKMS_THAT_NEEDS_THE_SOURCE: Final = "3.2"
 def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts) -> Refusal | None:
     """Return the refusal to remove a driver's modules whose source is gone: their package's own script would fail."""
     dkms, there = known(facts.packages, {}).get(PackageId("dkms")), known(facts.leftovers, frozenset())
-    if dkms is None or system(facts).is_older(dkms.version, _FIRST_DKMS_THAT_NEEDS_THE_SOURCE):
+    if dkms is None or deb.is_older(dkms.version, _FIRST_DKMS_THAT_NEEDS_THE_SOURCE):
         return None
     for change in changes:
         is_going = change.exists_before and not change.exists_after
-        if change.before is None or not is_going or not system(facts).builds_driver(change.id):
+        if change.before is None or not is_going or not deb.builds_driver(change.id):
             continue
         version = upstream(change.before.version)
         trees = [one for one in there if one.startswith("/var/lib/dkms/") and one.endswith(f"/{version}")]
@@ -357,7 +357,7 @@ def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts
             return Refusal(
                 what=f"{change.id} cannot be removed: the source of its modules is gone from /usr/src",
                 why=f"it has DKMS remove its modules, and dkms {dkms.version} fails for modules without their source",
-                hint=f"sudo {system(facts).reinstall({change.id: change.before})}\nthen run the same command again; if "
+                hint=f"sudo {deb.reinstall_command({change.id: change.before})}\nthen run the same command again; if "
                 "no archive has that version, have DKMS forget it (its modules then stay in /lib/modules):\n"
                 f"{command('sudo', 'rm', '-r', *sorted(trees))}",
             )
@@ -366,7 +366,7 @@ def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts
 
 def _reinstall_modules_hint(driver: WantedDriver, facts: Facts) -> str:
     package = PackageId(driver.family.dkms_package(driver.chosen))
-    return system(facts).reinstall({package: need(facts.packages, "which packages are installed")[package]})
+    return deb.reinstall_command({package: need(facts.packages, "which packages are installed")[package]})
 
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:

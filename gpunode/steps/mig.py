@@ -51,7 +51,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         present = _current_gpus(recipe, facts)
         return present if isinstance(present, Planned) else _plan_layouts(recipe, facts, layout, present)
     except Refused as error:
-        return Refusal(error.what, error.why, error.hint)
+        return Refusal.of(error)
 
 
 def may_use_mig(recipe: Recipe) -> bool:

@@ -48,7 +48,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     try:
         refuse_foreign_labels(wanted)
     except Refused as refused:
-        return Refusal(refused.what, refused.why, refused.hint)
+        return Refusal.of(refused)
     register: KubeletKind = wanted.node_registration
     labels = [f"{key}={value}" for key, value in sorted(registration_labels(wanted).items())]
     taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []

@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.kernel import kernels_without_module
 from gpunode.steps.packages import plan_cuda_repository, wants_cuda_toolkit
@@ -27,7 +27,7 @@ def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         return chosen
     own = list_distro_drivers(need(facts.distro, "which distribution this is"))
     components = next((driver.components for driver in own if driver.branch == chosen.branch), ())
-    if refused := system(facts).refuse_missing_components(facts, components):
+    if refused := deb.refuse_missing_components(facts, components):
         return refused
     others = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
     requested = [name for name, is_requested in others.items() if is_requested]
@@ -68,7 +68,7 @@ def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Fact
             what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
             why="its package is installed, but the module file is missing: the package links it when it is configured, "
             "and checks its signature",
-            hint=f"sudo {system(facts).reinstall(installed)}\nthen run the same command again",
+            hint=f"sudo {deb.reinstall_command(installed)}\nthen run the same command again",
         )
     is_planned = facts.module_files.probe == PLAN_PROBE_KEY
     by = "a package contains it" if is_planned else "prebuilt"

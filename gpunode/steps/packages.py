@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, version_prefix, wants_driver
@@ -27,7 +27,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
 
     A driver's module that failed to build is not built again if its package leaves for the wanted driver.
     """
-    notes = tuple(system(facts).note_relaxed_checks(facts))
+    notes = tuple(deb.note_relaxed_checks(facts))
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted", notes)
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
@@ -35,7 +35,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned(
             (), f"{names} is removed or replaced in this run, and is not configured or built before that", notes
         )
-    repair = system(facts).repair_change
+    repair = deb.REPAIR_COMMAND
     return Planned((repair,), repair.purpose, notes)
 
 
@@ -50,7 +50,7 @@ def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> froz
     leaving = frozenset(change.id for change in PackageChange.of_kind(changes) if change.removes_or_replaces)
     if facts.unconfigured <= leaving:
         return facts.unconfigured
-    builds, builds_all_dkms_modules = system(facts).builds_driver, system(facts).builds_all_dkms_modules
+    builds, builds_all_dkms_modules = deb.builds_driver, deb.builds_all_dkms_modules
     would_build = any(builds(package) or builds_all_dkms_modules(package) for package in facts.unconfigured)
     return frozenset(filter(builds, leaving)) if would_build else frozenset()
 
@@ -91,7 +91,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), preexisting.reason)
     family = family_of(facts)
     if isinstance(family, Refusal):
-        return family if wants_driver(recipe, facts) else replace(family, hint=_missing_cuda_repository_hint(facts))
+        return family if wants_driver(recipe, facts) else replace(family, hint=_missing_cuda_repository_hint())
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
     table = recipe.repositories
@@ -102,16 +102,16 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
             why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand'
             if wants_driver(recipe, facts)
-            else _missing_cuda_repository_hint(facts),
+            else _missing_cuda_repository_hint(),
         )
-    return system(facts).plan_repository(repository, facts)
+    return deb.plan_repository(repository, facts)
 
 
-def _missing_cuda_repository_hint(facts: Facts) -> str:
+def _missing_cuda_repository_hint() -> str:
     """Return what to do if only the CUDA toolkit needs NVIDIA's repository, and there is none."""
     return (
         'use a release that has one, or set cuda.version = "none" and take your distribution\'s own toolkit:\n'
-        f"sudo {system(facts).install(('nvidia-cuda-toolkit',))}"
+        f"sudo {deb.install_command(('nvidia-cuda-toolkit',))}"
     )
 
 
@@ -122,7 +122,7 @@ def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     architecture = need(facts.architecture, "the architecture of this system")
     table = recipe.repositories
     key, key_file = table.toolkit_key_fingerprint, table.toolkit_key_file
-    return system(facts).plan_repository(toolkit_repository(table.toolkit, key, key_file, architecture), facts)
+    return deb.plan_repository(toolkit_repository(table.toolkit, key, key_file, architecture), facts)
 
 
 def wants_cuda_toolkit(recipe: Recipe) -> bool:
@@ -180,20 +180,18 @@ def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(package for package in sorted(locked) if not any(owns(package) for owns in owners))
 
 
-def refuse_held_packages(
-    facts: Facts, packages: Iterable[PackageId], requester: str, needed: str = "another version"
-) -> Refusal:
+def refuse_held_packages(packages: Iterable[PackageId], requester: str, needed: str = "another version") -> Refusal:
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {requester} needs {needed}",
         why="somebody put it on hold; gpunode breaks no holds",
-        hint=f"sudo {system(facts).unhold_command(listed)}\nthen run the same command again",
+        hint=f"sudo {deb.unhold_command(listed)}\nthen run the same command again",
         held=listed,
     )
 
 
-def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
+def merge_hold_refusals(refusals: Sequence[Refusal]) -> Refusal:
     """Return the first of ``refusals``; if it is for a hold, with the holds of all others in one command."""
     first, *others = refusals
     held = tuple(dict.fromkeys(chain.from_iterable(refusal.held for refusal in refusals)))
@@ -203,7 +201,7 @@ def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
         first,
         what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
         why="\n".join((*(refusal.what for refusal in (first, *others) if refusal.held), first.why)),
-        hint=f"sudo {system(facts).unhold_command(held)}\nthen run the same command again",
+        hint=f"sudo {deb.unhold_command(held)}\nthen run the same command again",
         held=held,
     )
 
@@ -225,7 +223,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
     if held_packages := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return refuse_held_packages(facts, held_packages, f"{missing[0].needed_by}")
+        return refuse_held_packages(held_packages, f"{missing[0].needed_by}")
     changes = tuple(
         PackageChange(one.package, packages.get(one.package), _missing_dependency_state(recipe, facts, chosen, one))
         for one in missing

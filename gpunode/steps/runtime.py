@@ -28,7 +28,7 @@ from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.runtimes import (
     RUNTIMES,
@@ -64,7 +64,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:
     try:
         row = choose_row(find_runtime(recipe.runtime.name), facts).row
     except Refused as refusal:
-        return Refusal(refusal.what, refusal.why, refusal.hint)
+        return Refusal.of(refusal)
     if row.product:
         return Planned((), f"{row.product} includes its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
@@ -83,7 +83,7 @@ def _plan_missing_runtime(
     """Plan the distribution's package of a runtime that is not here."""
     if recipe.kubernetes and recipe.kubernetes.kind.workers and known(facts.rootless_docker, default=False):
         # nvkind issue 48.
-        install = system(facts).install(("docker.io",))
+        install = deb.install_command(("docker.io",))
         return Refusal(
             what="docker is rootless here, so a kind cluster gets no GPU",
             why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot "
@@ -136,9 +136,9 @@ def _plan_installed_runtime(
     if lock is None or not off_lock:
         marked = plan_manual_marks(packages, (package,))
         installed = f"{package} {packages[package].version} is installed"
-        return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
+        return Planned(marked, f"{installed}; {explain_manual_marks(marked)}" if marked else installed)
     if held := [one for one in off_lock if packages[one].held]:
-        return refuse_held_packages(facts, held, lock.file)
+        return refuse_held_packages(held, lock.file)
     after = KnownAfter(why="runtime")
     changes = (PackageChange(one, packages[one], desired_state(recipe, one, after)) for one in off_lock)
     return Planned(tuple(changes), f"the lock holds {join_with_and([*map(str, off_lock)])} at another version")
@@ -181,7 +181,7 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> StepOutcome:
         place = choose_row(find_runtime(recipe.runtime.name), facts)
         return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
-        return Refusal(refusal.what, refusal.why, refusal.hint)
+        return Refusal.of(refusal)
 
 
 def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:

@@ -25,7 +25,7 @@ from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Driver, Recipe, VersionLock
 from gpunode.steps.gpus import find_models
@@ -126,7 +126,7 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
     named = ", ".join(f"{other} {packages[other].version}" for other in others)
-    purge = system(facts).purge(tuple(str(package) for package in sorted(driver_packages(packages))))
+    purge = deb.purge_command(tuple(str(package) for package in sorted(driver_packages(packages))))
     ways = [f"purge the driver first: `sudo {purge}`"]
     if len(others) == len(revisions):  # else the other source would be mixed, too
         ways.insert(0, f"take the driver of the other source (--driver-source {'nvidia' if wants_own else 'distro'})")
@@ -216,7 +216,7 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
     if recipe.driver.version in BRANCH_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(family, Family) and (exact := _pinned_version(family, chosen, facts)):
-        return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
+        return replace(chosen, exact=exact, reason=f"{deb.PIN_FILE} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
 
@@ -241,9 +241,8 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
 
     A lock or ``--driver VERSION`` wrote it. A later run without them keeps it, so as not to undo the request.
     """
-    package_system = system(facts)
-    present = known(facts.file(package_system.pin_file), None)
-    version = package_system.pinned_version(present.content) if present else ""
+    present = known(facts.file(deb.PIN_FILE), None)
+    version = deb.pinned_version(present.content) if present else ""
     if present is None or not version:
         return ""
     foreign: tuple[str, ...] = ()
@@ -251,7 +250,7 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
         from gpunode.distros.own_driver import foreign_archives
 
         foreign = foreign_archives(found)
-    is_own = present.content == package_system.render_driver_pin(replace(chosen, exact=version), found.origins, foreign)
+    is_own = present.content == deb.render_driver_pin(replace(chosen, exact=version), found.origins, foreign)
     return version if is_own and is_version_of(version, chosen) else ""
 
 

@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import RUNTIMES, find_runtime
@@ -39,7 +39,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         left = _left_toolkit_notes(facts) if recipe.runtime.name == "none" else ()
         return Planned((), "the recipe has no container runtime", tuple(left))
     packages = need(facts.packages, "which packages are installed")
-    diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
+    diverted = tuple(deb.note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
     # A diverted program would be diverted again.
     lost = tuple(
         path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
@@ -51,7 +51,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     present = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
     names = tuple(name for name in TOOLKIT_PACKAGES if name not in present or packages[name].version != wanted)
     if held_packages := [name for name in names if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
+        return refuse_held_packages(held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
         *_changed_config_notes(recipe, facts),
         *_hold_notes(recipe, packages),
@@ -64,7 +64,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return anew
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
-        reason = anew.reason or (f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
+        reason = anew.reason or (f"{installed}; {explain_manual_marks(marked)}" if marked else installed)
         return Planned((*anew.changes, *marked), reason, notes)
     # Without a pin the newest would be installed, so a known version is requested in full.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
@@ -86,7 +86,7 @@ def _left_toolkit_notes(facts: Facts) -> Iterator[str]:
         for row in rows
         for name in list_toolkit_handlers(facts, row)
     ]
-    commands = [*map(str, edits), f"sudo {system(facts).purge(list(map(str, installed)))}"]
+    commands = [*map(str, edits), f"sudo {deb.purge_command(list(map(str, installed)))}"]
     removal = ", then ".join(f"`{one}`" for one in commands)
     yield f"the container toolkit stays installed, though the recipe has no container runtime; to remove it: {removal}"
 
@@ -97,7 +97,7 @@ def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts
     Also beside a change of versions, which does not unpack packages that already have their version.
     """
     purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
-    anew = system(facts).reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
+    anew = deb.reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
     # CRI-O drops a handler whose program is missing when it starts.
     row = find_runtime(recipe.runtime.name)
     triggers = frozenset(
@@ -109,7 +109,7 @@ def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each program of the toolkit that something else replaces, perhaps on purpose."""
     packages = known(facts.packages, {})
-    anew = system(facts).reinstall(
+    anew = deb.reinstall_command(
         {package: packages[package] for package in TOOLKIT_PACKAGES if is_at_version(packages.get(package), "")}
     )
     for path in known(facts.replaced_programs, ()):

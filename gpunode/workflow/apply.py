@@ -31,7 +31,7 @@ from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.packages import is_repair, list_reinstalled
+from gpunode.packages import deb
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.values import dataclass
@@ -255,9 +255,9 @@ class Applier:
     def _list_holds_at_risk(self, change: Change) -> Iterator[PackageChange]:
         """Yield the held packages that a command reinstalls, as they are: if killed, it may not hold them again."""
         held: Mapping[PackageId, PackageState] = {}
-        if is_repair(change):
+        if deb.is_repair(change):
             held = live_state.read_package_database(self.host).held_unfinished()
-        elif named := dict(list_reinstalled(change)):
+        elif named := dict(deb.list_reinstalled(change)):
             packages = live_state.read_package_database(self.host).packages()
             held = {one: state for one, state in packages.items() if state.held and named.get(one) == state.version}
         yield from (PackageChange(package, state, state) for package, state in held.items())

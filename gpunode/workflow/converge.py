@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.command import command
-from gpunode.errors import GpunodeError, Refused, Undetermined
+from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
@@ -21,7 +21,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Refusal, Stage, Step, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
@@ -216,7 +216,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
         if isinstance(outcome, Refusal):
             # Name all holds at once, so that the user does not release them one by one.
             more = (_find_hold_refusal(later, recipe, facts) for later in steps) if outcome.held else ()
-            plans.append(StepPlan(step, merge_hold_refusals((outcome, *filter(None, more)), facts)))
+            plans.append(StepPlan(step, merge_hold_refusals((outcome, *filter(None, more)))))
             break
         outcome = with_file_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
@@ -246,7 +246,7 @@ def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
                 continue
             stop = command("sudo", "systemctl", "disable", "--now", name)
         left = _list_installed_packages(step, facts)
-        purge = f"; if nothing else needs its packages: `sudo {system(facts).purge(left)}`" if left else ""
+        purge = f"; if nothing else needs its packages: `sudo {deb.purge_command(left)}`" if left else ""
         yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`{purge}"
 
 
@@ -397,4 +397,4 @@ def raise_refusal(plans: Sequence[StagePlan]) -> None:
     """Raise the first refusal among ``plans``; return if there is none."""
     for plan in plans:
         if refusal := plan.refusal:
-            raise Refused(refusal.what, why=refusal.why, hint=refusal.hint)
+            raise refusal.as_error()

@@ -18,7 +18,7 @@ from gpunode.facts.nvml import Gpu, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInven
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_gpus
@@ -128,7 +128,7 @@ def _library_hint(library: Literal["libcuda1", "libnvidia-ml1"], recipe: Recipe,
     setup looks at packages, not at their files, so it would find nothing to do where the package is there.
     """
     if packages := packages_with_library(library, known(facts.packages, {})):
-        anew = system(facts).reinstall(packages)
+        anew = deb.reinstall_command(packages)
         return f"its package is installed: reinstall it, then check what the loader finds:\nsudo {anew}\nldconfig -p"
     if _managed_driver(recipe, facts):
         return "install the driver's libraries with `sudo gpunode setup`"

@@ -17,7 +17,7 @@ from gpunode.facts.nvml import NvmlInventory
 from gpunode.facts.patterns import Pattern
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import ObservedConfig, Runtime, podman
 from gpunode.steps import cdi
@@ -93,7 +93,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     packages = tuple(_packages_to_check(recipe, facts))
     if not packages:
         return
-    probes = {package: system(facts).changed_files_probe(package) for package in packages}
+    probes = {package: deb.changed_files_probe(package) for package in packages}
     answers = run_probes(host, tuple(probes.values()))
     changed: dict[PackageId, list[str]] = {}
     for package, probe in probes.items():
@@ -101,14 +101,14 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
             detail = f"{probe.source}: {answer.error or answer.outcome}"
             yield check("skipped", detail, f"see its output: {probe.source}")
             return
-        if paths := list(filter(_EXECUTABLE_OR_LIBRARY_PATH.search, system(facts).parse_changed_files(answer.text))):
+        if paths := list(filter(_EXECUTABLE_OR_LIBRARY_PATH.search, deb.parse_changed_files(answer.text))):
             changed[package] = paths
     if not changed:
         yield check("passed", f"by the checksums of {', '.join(map(str, packages))}")
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
     installed = known(facts.packages, {})
-    reinstall = system(facts).reinstall({package: installed[package] for package in changed})
+    reinstall = deb.reinstall_command({package: installed[package] for package in changed})
     hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
     yield check("failed", f"changed or missing: {named}", hint)
 

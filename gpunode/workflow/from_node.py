@@ -15,7 +15,7 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import RUNTIMES, Runtime
 from gpunode.runtimes.found import inspect_from_facts
@@ -78,7 +78,7 @@ def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset
     if REPAIR_STEP.id in left:
         raise Refused(
             "a package change was interrupted on this node, so some packages are only half installed",
-            why=system(facts).repair_change.purpose,
+            why=deb.REPAIR_COMMAND.purpose,
             hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
     return frozenset(left)

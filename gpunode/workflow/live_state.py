@@ -17,7 +17,7 @@ from gpunode.facts.model import MigGpu
 from gpunode.facts.reader import make_file_state
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.packages import SYSTEMS, Database
+from gpunode.packages import deb
 
 _MAX_FILE_BYTES = 64 << 20
 
@@ -72,21 +72,17 @@ def _list_paths_in(host: HostView, folder: str) -> frozenset[str]:
     return frozenset(found.path for capture in captures for found in decode_matches(capture.data))
 
 
-def read_package_database(host: HostView) -> Database:
+def read_package_database(host: HostView) -> deb.Database:
     """Return the package database; empty if there is none.
 
     Raises:
         Undetermined: it exists and cannot be read.
     """
-    for system in SYSTEMS:
-        file = system.database_file
-        # The same probe that facts come from, so that a rehearsal finds its answer in the capture.
-        capture = host.run_probe(next(probe for probe in system.probes if probe.path == file))
-        if capture.outcome == "ok":
-            return system.parse_database(capture.text)
-        if capture.outcome != "absent":
-            raise _unreadable_database_error(file, capture.error or capture.outcome)
-    return SYSTEMS[0].parse_database("")
+    # The same probe that facts come from, so that a rehearsal finds its answer in the capture.
+    capture = host.run_probe(next(probe for probe in deb.PROBES if probe.path == deb.DATABASE_FILE))
+    if capture.outcome not in {"ok", "absent"}:
+        raise _unreadable_database_error(deb.DATABASE_FILE, capture.error or capture.outcome)
+    return deb.Database(capture.text if capture.outcome == "ok" else "")
 
 
 def _unreadable_database_error(file: str, why: str) -> Undetermined:
@@ -103,12 +99,11 @@ def list_journaled_packages(host: HostView) -> frozenset[str]:
     Raises:
         Undetermined: the journal cannot be read.
     """
-    system = SYSTEMS[0]
-    looked = host.run_probe(Probe("package-journal", glob=system.journal_glob, content_kind="table"))
+    looked = host.run_probe(Probe("package-journal", glob=deb.JOURNAL_GLOB, content_kind="table"))
     if looked.outcome not in {"ok", "absent"}:
-        raise _unreadable_database_error(system.journal_glob, looked.error or looked.outcome)
+        raise _unreadable_database_error(deb.JOURNAL_GLOB, looked.error or looked.outcome)
     texts = ((match.data or b"").decode("utf-8", "replace") for match in decode_matches(looked.data))
-    return frozenset().union(*map(system.list_journaled, texts))
+    return frozenset().union(*map(deb.list_journaled, texts))
 
 
 _LOADED_DRIVER_PROBE = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
@@ -243,7 +238,7 @@ def find_packaged_files(
     try:
         installed = database.packages()
     except ValueError as error:
-        raise _unreadable_database_error(SYSTEMS[0].database_file, str(error)) from error
+        raise _unreadable_database_error(deb.DATABASE_FILE, str(error)) from error
     shipped = database.shipped_conffiles()
     staying = {one.name for one, state in installed.items() if not state.config_files_only}.difference(leaving)
     package_by_path: dict[str, str] = {}
@@ -257,7 +252,7 @@ def find_packaged_files(
 
 def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
     """Return the files that the package manager put beside edited configuration; None if they cannot be read."""
-    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_file_globs)
+    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in deb.SET_ASIDE_FILE_GLOBS)
     captures = [host.run_probe(glob) for glob in globs]
     if any(looked.outcome not in {"ok", "absent"} for looked in captures):
         return None
@@ -284,8 +279,7 @@ def package_checksum(content: bytes) -> str:
 
 def _read_checksum(host: HostView, package: str, path: str) -> str:
     """Return the checksum of a file as its package shipped it; empty if the package records none."""
-    system = SYSTEMS[0]
-    checksums = system.parse_checksums(host.run_probe(Probe(package, path=system.checksums_path(package))).text)
+    checksums = deb.parse_checksums(host.run_probe(Probe(package, path=deb.checksums_path(package))).text)
     return checksums.get(path) or checksums.get(path.removeprefix("/usr"), "")
 
 
@@ -299,18 +293,17 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
     """
     if not paths:
         return {}
-    system = SYSTEMS[0]
-    place = system.file_list_path("*")
+    place = deb.file_list_path("*")
     listed = host.run_probe(Probe("file-lists", glob=place, limit_bytes=_MAX_FILE_BYTES, content_kind="table"))
-    diverted = host.run_probe(Probe("diversions", path=system.diversions_file))
+    diverted = host.run_probe(Probe("diversions", path=deb.DIVERSIONS_FILE))
     lists = {match.path: match.data for match in decode_matches(listed.data)}
     unread = [path for path, data in lists.items() if data is None]
-    for file, capture in ((place, listed), (system.diversions_file, diverted)):
+    for file, capture in ((place, listed), (deb.DIVERSIONS_FILE, diverted)):
         if capture.outcome not in {"ok", "absent"} or unread:
             raise _unreadable_database_error(unread[0] if unread else file, capture.error or "it was not read")
     prefix, suffix = place.split("*")
     named = {path.removeprefix(prefix).removesuffix(suffix): data for path, data in lists.items() if data is not None}
-    return system.find_owners(paths, named, diverted.text)
+    return deb.find_owners(paths, named, diverted.text)
 
 
 def _list_regular_files(host: HostView, place: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.values import dataclass
 
 
@@ -78,14 +78,14 @@ def assess_lost_record(
     if not files:
         return None
     installed = known(facts.packages, {})
-    pin = files.get(system(facts).pin_file)
-    pinned_packages = system(facts).packages_at_pinned_version(pin.content, installed) if pin else frozenset()
+    pin = files.get(deb.PIN_FILE)
+    pinned_packages = deb.packages_at_pinned_version(pin.content, installed) if pin else frozenset()
     drivers = tuple(sorted(pinned_packages - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
         path for path in _repository_files(facts) if known(facts.file(path), None) is not None and path not in before
     )
-    purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
+    purge = [f"sudo {deb.purge_command(list(map(str, drivers)))}"] if drivers else []
     removal_commands = (*purge, str(command("sudo", "rm", *files)))
     return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, removal_commands)
 

@@ -11,8 +11,7 @@ from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource, known
 from gpunode.host.port import HostView
-from gpunode.packages import system
-from gpunode.packages.system import Archive
+from gpunode.packages import deb
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.converge import StagePlan
 
@@ -26,12 +25,11 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     if not installed:
         return plan
     named = dict.fromkeys(change.id for change in installed)
-    package_system = system(facts)
-    answer = host.run_probe(package_system.archives_probe(named))
-    archives = package_system.parse_archives(answer.text) if answer.outcome == "ok" else {}
+    answer = host.run_probe(deb.archives_probe(named))
+    archives = deb.parse_archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
-    def describe(archive: Archive) -> str:
+    def describe(archive: deb.Archive) -> str:
         place = " ".join(filter(None, (redact(archive.uri), archive.part)))
         return f"{place}, {_describe_signature(archive, facts, host)}"
 
@@ -48,13 +46,12 @@ def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str
 
     Empty if only one archive has them: with two, a package of one may block those of the other.
     """
-    package_system = system(facts)
-    named = driver_packages(package_system.find_named_packages(problem))
-    answer = host.run_probe(package_system.archives_probe(named)) if named else None
+    named = driver_packages(deb.find_named_packages(problem))
+    answer = host.run_probe(deb.archives_probe(named)) if named else None
     if answer is None or answer.outcome != "ok":
         return ""
-    versions: dict[Archive, list[str]] = {}
-    for (name, version), archives in package_system.parse_archives(answer.text).items():
+    versions: dict[deb.Archive, list[str]] = {}
+    for (name, version), archives in deb.parse_archives(answer.text).items():
         for archive in archives:
             versions.setdefault(archive, []).append(f"{name} {version}")
     rows = []
@@ -64,17 +61,17 @@ def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str
     return "\n".join(rows) if len(versions) > 1 else ""
 
 
-def _sources_of_archive(archive: Archive, facts: Facts) -> list[PackageSource]:
+def _sources_of_archive(archive: deb.Archive, facts: Facts) -> list[PackageSource]:
     return [
         source
         for source in known(facts.sources, ())
-        if source.enabled and not source.source_package and system(facts).is_entry_for_archive(source, archive)
+        if source.enabled and not source.source_package and deb.is_entry_for_archive(source, archive)
     ]
 
 
-def _describe_signature(archive: Archive, facts: Facts, host: HostView) -> str:
+def _describe_signature(archive: deb.Archive, facts: Facts, host: HostView) -> str:
     """Return whose signature the archive requires, in words; all entries of an archive have to agree."""
-    found, folder = _sources_of_archive(archive, facts), system(facts).trusted_folder
+    found, folder = _sources_of_archive(archive, facts), deb.TRUSTED_FOLDER
     ways = dict.fromkeys(_describe_entry_signature(source, folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
 

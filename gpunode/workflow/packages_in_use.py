@@ -8,11 +8,10 @@ from typing import Final
 
 from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe, decode_matches
-from gpunode.facts.model import Facts
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.kernel import HEADERS_STEP
 from gpunode.wording import join_names
@@ -25,7 +24,6 @@ _OWN_DKMS_MODULES: Final = ("nvidia", "gdrdrv")
 
 def find_packages_in_use(
     host: HostView,
-    facts: Facts,
     wanted: Mapping[PackageId, PackageState | None],
     installed: Mapping[PackageId, PackageState],
     footprint: Footprint,
@@ -38,12 +36,12 @@ def find_packages_in_use(
         for package, state in wanted.items()
         if state and state.config_files_only and package in installed and not installed[package].config_files_only
     }
-    kept = _find_packages_with_data(host, purged, facts, installed)
+    kept = _find_packages_with_data(host, purged, installed)
     return kept | _find_builders_in_use(host, purged | removed, footprint)
 
 
 def _find_packages_with_data(
-    host: HostView, going: Collection[PackageId], facts: Facts, installed: Mapping[PackageId, PackageState]
+    host: HostView, going: Collection[PackageId], installed: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, str]:
     """Return the packages whose purge would delete their users' data, and their clients, with the reason to keep them.
 
@@ -64,7 +62,7 @@ def _find_packages_with_data(
         if installed[package].config_files_only:
             kept[package] = f"keeps its configuration files: {loss}"
             continue
-        kept[package] = f"stays: {loss} (`sudo {system(facts).remove((str(package),))}` leaves them)"
+        kept[package] = f"stays: {loss} (`sudo {deb.remove_command((str(package),))}` leaves them)"
         clients = sorted(map(PackageId, row.client_packages.values()))
         kept |= {one: f"stays with {package}" for one in clients if one in going}
     return kept

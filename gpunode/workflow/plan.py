@@ -16,9 +16,8 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import list_reinstalled, system
+from gpunode.packages import deb
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
-from gpunode.packages.system import list_versions
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
 from gpunode.values import dataclass
@@ -198,7 +197,7 @@ class _Resolver:
                 if found.problem
                 else _collateral_removals(found, {*stays, *(change.id for change in self.adjusted_changes)})
             )
-            needed = left & system(self.facts).find_named_packages(found.problem) or (left if found.problem else set())
+            needed = left & deb.find_named_packages(found.problem) or (left if found.problem else set())
             if not needed and not lost:
                 break
             left, stays = left - needed, {**stays, **lost}
@@ -236,7 +235,7 @@ class _Resolver:
                 hint=f"gpunode removes nothing else unasked: if {join_names(map(str, lost))} may go, remove it "
                 f"yourself; else {instead}; then run the same command again"
                 if lost
-                else system(self.facts).hint_on_refusal("\n".join(wrong), self.facts, {}),
+                else deb.hint_on_refusal("\n".join(wrong), self.facts, {}),
             )
 
     def _explain_losses(self, lost: Sequence[PackageId]) -> Iterator[str]:
@@ -360,7 +359,7 @@ def _exact_transaction(
 def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: VersionLock | None = None) -> StagePlan:
     """Return ``plan`` as ``resolve_stage`` does, after checking that the host's archives have what is reinstalled."""
     exact = resolve_stage(plan, facts, host.simulate, lock)
-    reinstalled = [named for change in plan.ordered_changes for named in list_reinstalled(change)]
+    reinstalled = [named for change in plan.ordered_changes for named in deb.list_reinstalled(change)]
     if exact.unresolved or not reinstalled:
         return exact
     return replace(exact, unresolved=_explain_lost_versions(reinstalled, exact, host, facts))
@@ -375,7 +374,7 @@ def _explain_lost_versions(
     package manager only says that it cannot reinstall such a package, and exits successfully.
     """
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    offered = _find_versions((package for package, _ in reinstalled), installed, make_version_lookup(host, facts))
+    offered = _find_versions((package for package, _ in reinstalled), installed, make_version_lookup(host))
     changed = {change.id for change in exact.packages}
     lost = (
         (package, version)
@@ -458,12 +457,12 @@ _INDEX_SAMPLE_SIZE = 30
 _MAX_LOSSES_NAMED = 5
 
 
-def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
+def make_version_lookup(host: HostView) -> VersionLookup:
     """Return a function that queries the package index of ``host`` read-only; a capture has no index."""
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
-        answer = host.run_probe(system(facts).archives_probe(packages))
-        return list_versions(system(facts).parse_archives(answer.text) if answer.outcome == "ok" else ())
+        answer = host.run_probe(deb.archives_probe(packages))
+        return deb.list_versions(deb.parse_archives(answer.text) if answer.outcome == "ok" else ())
 
     return list_offered_versions
 

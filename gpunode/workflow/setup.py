@@ -14,7 +14,7 @@ from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.values import dataclass
@@ -219,20 +219,20 @@ class _SetupRun:
             self.applier.on_event(Notice("the package index lacks packages of the plan; refreshing the whole index"))
             self.trigger_results += self.applier.run_triggers([Trigger("index-refresh")])
             exact = resolve_stage_on(self.host, stage, facts, self.recipe.lock)
-        lacking = system(facts).versions_not_found(exact.unresolved)
+        lacking = deb.versions_not_found(exact.unresolved)
         if self.recipe.lock and (refused := missing_versions_error(lacking, exact.unresolved, self.recipe.lock)):
             raise refused
         if exact.unresolved:
             raise ChangeFailed(
-                f"{system(facts).manager} cannot install the planned packages; no package was changed",
+                f"{deb.MANAGER} cannot install the planned packages; no package was changed",
                 why="\n".join(
                     filter(None, (exact.unresolved, describe_problem_archives(exact.unresolved, facts, self.host)))
                 ),
-                hint=system(facts).hint_on_refusal(
+                hint=deb.hint_on_refusal(
                     exact.unresolved, facts, self.host.list_offered_versions([package for package, _ in lacking])
                 ),
             )
-        self._refuse_unconfirmed_removals(exact, system(facts).manager)
+        self._refuse_unconfirmed_removals(exact)
         self._check_losses(find_losses([exact], facts, self.host.list_offered_versions) or Losses())
         return with_origins(exact, self.host, facts)
 
@@ -243,16 +243,17 @@ class _SetupRun:
         if losses.note and (self.losses is None or losses.note != self.losses.note):
             self.applier.on_event(Notice(losses.note))
 
-    def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
+    def _refuse_unconfirmed_removals(self, exact: StagePlan) -> None:
         """Refuse removals that the plan did not name; report what is upgraded instead."""
         confirmed_plan = next((plan for plan in self.confirmed_plan if plan.stage == exact.stage), exact)
         if more := unplanned_removals(confirmed_plan, exact):
             raise Refused(
-                f"{manager} would also remove {', '.join(more)}, which the plan did not name; no package was changed",
+                f"{deb.MANAGER} would also remove {', '.join(more)}, which the plan did not name; "
+                "no package was changed",
                 why="the plan was made before the package index was read",
                 hint="run the same command again: the index is read, so its plan is exact",
             )
-        for text in describe_differences(confirmed_plan, exact, manager):
+        for text in describe_differences(confirmed_plan, exact, deb.MANAGER):
             self.applier.on_event(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
@@ -374,7 +375,7 @@ def packages_to_download(
         exact = resolve_stage(stage, facts, host.simulate, recipe.lock)
         if exact.unresolved:
             raise Refused(
-                f"{system(facts).manager} cannot get the packages yet; nothing was downloaded",
+                f"{deb.MANAGER} cannot get the packages yet; nothing was downloaded",
                 why=exact.unresolved,
                 hint="setup first adds NVIDIA's repositories, or moves the pin to another branch: on this node, "
                 "run it without --download-only",

@@ -18,7 +18,7 @@ from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
@@ -156,7 +156,6 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         note_run_driver(facts),
         (note for recipe in recipes for note in state_notes(recipe, facts, is_users_recipe=False)),
     )
-    package_system = system(facts)
     begin = backlog.interrupted_run.begin if backlog.interrupted_run else None
     return NodeStatus(
         gpus=tuple(
@@ -174,7 +173,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
         pending_flavour=_find_pending_flavour(
-            loaded, (p for p in drivers if package_system.builds_driver(p) or package_system.parse_prebuilt_name(p))
+            loaded, (p for p in drivers if deb.builds_driver(p) or deb.parse_prebuilt_name(p))
         ),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
@@ -195,12 +194,8 @@ def _note_unfinished_packages(facts: Facts) -> Iterator[str]:
     """Yield that packages which the status shows may lack their configuration, or files."""
     if known(facts.packages_interrupted, default=False):
         names = join_names(sorted(map(str, facts.unconfigured)), _MAX_PACKAGES_NAMED)
-        package_system = system(facts)
-        by_hand = "" if facts.is_image else f", or `sudo {package_system.finish_command}`"
-        yield (
-            f"{package_system.repair_change.purpose}{f': {names}' if names else ''}; the next setup finishes them"
-            f"{by_hand}"
-        )
+        by_hand = "" if facts.is_image else f", or `sudo {deb.FINISH_COMMAND}`"
+        yield (f"{deb.REPAIR_COMMAND.purpose}{f': {names}' if names else ''}; the next setup finishes them{by_hand}")
 
 
 def _fabric_status(facts: Facts) -> FabricStatus | None:

@@ -31,7 +31,7 @@ from gpunode.journal.footprint import FileTrail, NetChange, join_net_changes
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
 from gpunode.values import dataclass
@@ -234,7 +234,7 @@ def drop_source_conflicts(
         step, other = found
         remaining.remove(step)
         if step.file:
-            kept_items.append(_describe_kept_list(step.file, other, backup_of, system(facts).manager))
+            kept_items.append(_describe_kept_list(step.file, other, backup_of, deb.MANAGER))
     for source in known(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
             for step in [
@@ -258,20 +258,22 @@ def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tupl
     remaining = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
-        restored = _restored_source_entries(step, facts)
+        restored = _restored_source_entries(step)
         for source in restored:
-            if other := next((one for one in remaining if system(facts).contradict(source, one, architecture)), None):
+            if other := next(
+                (one for one in remaining if deb.have_contradicting_checks(source, one, architecture)), None
+            ):
                 return step, other
         remaining += restored
     return None
 
 
-def _restored_source_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
+def _restored_source_entries(step: UndoStep) -> tuple[PackageSource, ...]:
     """Return the entries that ``step`` restores in a list of sources; none for any other file or step."""
     if step.file is None or not isinstance(former := step.file.after, FileState):
         return ()
     try:
-        return system(facts).parse_source_list(step.file.path, former.content.decode("utf-8", "replace")) or ()
+        return deb.parse_source_list(step.file.path, former.content.decode("utf-8", "replace")) or ()
     except ValueError:
         return ()  # the package manager could not read it before gpunode, either
 
@@ -300,7 +302,7 @@ def find_package_repair(facts: Facts) -> CommandChange | None:
     Until it has run, the package database does not match the disk, and a package that lost some of its files can
     neither count as installed nor be removed.
     """
-    return system(facts).repair_change if known(facts.packages_interrupted, default=False) else None
+    return deb.REPAIR_COMMAND if known(facts.packages_interrupted, default=False) else None
 
 
 def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:

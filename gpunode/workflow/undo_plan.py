@@ -37,7 +37,7 @@ from gpunode.journal.footprint import FileTrail, Footprint, NetChange
 from gpunode.journal.history import collect_changes
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages import Database, system
+from gpunode.packages import deb
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
@@ -181,7 +181,7 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
     """Return the packages' way back to their former states. Raises Refused like ``plan_undo``."""
     installed, database = installed_packages(facts), live_state.read_package_database(host)
     wanted = _list_wanted_packages(request, installed)
-    in_use = find_packages_in_use(host, facts, wanted, installed, request.footprint)
+    in_use = find_packages_in_use(host, wanted, installed, request.footprint)
     changes, kept = plan_package_restore(
         {package: state for package, state in wanted.items() if package not in in_use}, installed, database
     )
@@ -202,7 +202,7 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
             kept = (*lost, *kept, *serving)
         changes = with_dependencies_to_install(host, changes)
     if refused := refuse_modules_without_source(changes, facts):
-        raise Refused(refused.what, why=refused.why, hint=refused.hint)
+        raise refused.as_error()
     going = {change.id for change in changes}
     staying = {one for one, state in wanted.items() if state is None and one in installed and one not in going}
     leaving = {change.id.name for change in changes if not change.exists_after}
@@ -226,7 +226,7 @@ def _load_returning_driver(
 
     If a rival driver has the GPU, only a reboot loads the module: the services wait, and the second value says why.
     """
-    builds_or_contains = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
+    builds_or_contains = (deb.builds_driver, deb.parse_prebuilt_name)
     is_restored = any(one.exists_after and any(test(one.id) for test in builds_or_contains) for one in packages)
     if not is_restored or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
@@ -434,7 +434,7 @@ def edit_conflict_error(change: FileChange, current: FileState | None, keep: str
 
 
 def plan_package_restore(
-    wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
+    wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: deb.Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
     """Plan the packages' return to ``wanted`` (None: not installed); also return the packages that others need."""
     changes = [

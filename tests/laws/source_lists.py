@@ -13,7 +13,7 @@ from gpunode.change import Change, FileChange, FileState
 from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
-from gpunode.packages import system
+from gpunode.packages import deb
 from gpunode.steps.packages import plan_driver_repository
 from gpunode.workflow.undo import KeptItem, UndoStep, drop_source_conflicts
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe
@@ -104,7 +104,7 @@ def contradictions(facts: Facts) -> list[tuple[PackageSource, PackageSource]]:
     """Return the entries that would keep apt from reading any list."""
     entries: tuple[PackageSource, ...] = known(facts.sources, ())
     pairs = combinations(entries, 2)
-    return [(one, other) for one, other in pairs if system(facts).contradict(one, other, "amd64")]
+    return [(one, other) for one, other in pairs if deb.have_contradicting_checks(one, other, "amd64")]
 
 
 def lists_of(facts: Facts) -> Mapping[str, bytes]:

@@ -14,7 +14,7 @@ from gpunode.journal.footprint import footprint_of_node
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.status import Status
+from gpunode.packages.deb.status import Database
 from gpunode.packages.simulation import Action, Simulation, differences_from_plan
 from gpunode.values import dataclass
 from gpunode.workflow.undo_plan import plan_package_restore
@@ -26,7 +26,7 @@ INSTALL = PackageChange(NEW, None, COMES)
 
 
 @dataclass(frozen=True, slots=True)
-class Rpm(Status):
+class Rpm(Database):
     """A package database without dependencies."""
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:

@@ -32,10 +32,10 @@ def action_of(change: Change) -> Action:
     if not isinstance(change, PackageChange) or change.action != "upgrade":
         return change.action
     # Loaded on use: many commands change no package.
-    from gpunode.packages import SYSTEMS
+    from gpunode.packages import deb
     from gpunode.packages.simulation import is_downgrade
 
-    return "downgrade" if is_downgrade(change, SYSTEMS[0].is_older) else "upgrade"
+    return "downgrade" if is_downgrade(change, deb.is_older) else "upgrade"
 
 
 def explain_purge(change: PackageChange) -> str:

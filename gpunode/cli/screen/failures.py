@@ -16,9 +16,9 @@ _COMMAND_PROGRAMS: Final = frozenset(
 
 def is_command(line: str) -> bool:
     """Return whether a line of a hint is a complete, runnable command."""
-    from gpunode.packages import SYSTEMS  # loaded on use: most commands do not fail
+    from gpunode.packages import deb  # loaded on use: most commands do not fail
 
-    programs = _COMMAND_PROGRAMS.union(*(system.command_programs for system in SYSTEMS))
+    programs = _COMMAND_PROGRAMS.union(deb.COMMAND_PROGRAMS)
     if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
         return False
     try:

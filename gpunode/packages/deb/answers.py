@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import PackageSource
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
-from gpunode.packages.system import Archive
+from gpunode.values import dataclass
 
 _MAX_MADISON_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt appends.
@@ -19,6 +19,27 @@ _DPKG_VERIFY_LINE = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<pat
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
 # apt prints no user name, no password and no final slash. Source: apt, ::URI::ArchiveOnly.
 _URL_USERINFO = Pattern(r"(?<=://)[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive that has a package version.
+
+    Attributes:
+        part: suite and component (``bookworm/main``); usually empty for a flat repository.
+    """
+
+    uri: str
+    part: str
+
+
+def list_versions(archives: Iterable[tuple[str, str]]) -> Mapping[PackageId, frozenset[str]]:
+    """Return the versions of each package among the keys of what ``parse_archives`` returns."""
+    versions: dict[PackageId, frozenset[str]] = {}
+    for name, version in archives:
+        package = PackageId.of(name)
+        versions[package] = versions.get(package, frozenset()) | {version}
+    return versions
 
 
 def find_named_packages(refusal: str) -> frozenset[PackageId]:

@@ -147,8 +147,11 @@ def _has_journal(updates: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """A ``packages.system.Database``: dpkg's status file."""
+class Database:
+    """The package database: the content of dpkg's status file.
+
+    A method that needs the state of packages raises ValueError if the content cannot be parsed.
+    """
 
     text: str
 

@@ -15,7 +15,7 @@ _VERSION = "1.20.1-1"
 
 
 class FilePackages:
-    """A ``port.PackageManager`` whose archive has every package in one version."""
+    """A stand-in for ``host.apt.Apt`` whose archive has every package in one version."""
 
     def __init__(self, runner: Runner, *_: object) -> None:
         self._root = Path(runner.root)

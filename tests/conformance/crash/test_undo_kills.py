@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from gpunode.host import chroot, package_manager
+from gpunode.host import apt, chroot
 from tests.conformance.crash.killing import run
 from tests.conformance.crash.nodes import EDITED, Case, copy, litter, tree
 from tests.conformance.crash.packages import FilePackages
@@ -31,7 +31,7 @@ WITH_TOOLKIT: Final = Case(
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
     """Return a node with the toolkit and its runtime's configuration; processes forked from here use no apt."""
-    monkeypatch.setattr(package_manager, "make_package_manager", FilePackages)
+    monkeypatch.setattr(apt, "Apt", FilePackages)
     monkeypatch.setattr(chroot, "prepare_root", lambda _: nullcontext())
     made = Lab(WITH_TOOLKIT, tmp_path)
     warm_up(remove(copy(made.done, tmp_path / "removed")))

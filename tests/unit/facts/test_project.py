@@ -34,7 +34,7 @@ from gpunode.facts.model import (
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import DEB
+from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.packages import REPAIR_STEP
 from tests.ids import by_id
@@ -101,7 +101,7 @@ def test_planned_file_has_no_change_time(facts: Facts) -> None:
 def test_projected_facts_name_the_plan_as_their_source(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
-    after = project_changes(facts, [*todo, DEB.repair_change])
+    after = project_changes(facts, [*todo, deb.REPAIR_COMMAND])
     assert after.file("/etc/a") == Known(state, PLAN_PROBE_KEY)
     assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN_PROBE_KEY)
     assert after.modules == Known(frozenset(), PLAN_PROBE_KEY)
@@ -233,7 +233,7 @@ def test_service_change_and_repair_are_projected(facts: Facts) -> None:
         facts,
         [
             ServiceChange("nvidia-persistenced.service", stopped, running),
-            DEB.repair_change,
+            deb.REPAIR_COMMAND,
         ],
     )
     assert need(after.units["nvidia-persistenced.service"], "x").state == running

@@ -46,7 +46,7 @@ PLAN = purging(purge("nvidia-dkms-470"), purge("libcuda1"), purge("residue", res
 
 
 def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
-    losses = find_losses(PLAN, NODE, make_version_lookup(WithIndex(INDEX), NODE))
+    losses = find_losses(PLAN, NODE, make_version_lookup(WithIndex(INDEX)))
     assert losses is not None
     with pytest.raises(Refused, match=r"no archive has nvidia-dkms-470 470\.256\.02-1, so") as caught:
         losses.refuse_purges()
@@ -67,7 +67,7 @@ def test_versions_in_no_archive_are_told_in_one_note_and_stop_nothing() -> None:
     archive = "http://archive.example/debian bookworm/main amd64 Packages\n"
     offered = (("nvidia-settings", "580.1-1"), ("in-the-archive", "580.1-1"), ("in-the-archive", "470.256.02-1"))
     index = INDEX + "".join(f" {name} | {version} | {archive}" for name, version in offered)
-    losses = find_losses(plans, NODE, make_version_lookup(WithIndex(index), NODE))
+    losses = find_losses(plans, NODE, make_version_lookup(WithIndex(index)))
     assert losses is not None
     losses.refuse_purges()
     assert losses.note == (
@@ -79,7 +79,7 @@ def test_versions_in_no_archive_are_told_in_one_note_and_stop_nothing() -> None:
 
 
 def test_loss_is_unknown_without_an_index_and_not_asked_without_a_purge() -> None:
-    assert find_losses(PLAN, NODE, make_version_lookup(WithIndex(""), NODE)) is None
+    assert find_losses(PLAN, NODE, make_version_lookup(WithIndex(""))) is None
 
     def asked(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         raise AssertionError(packages)

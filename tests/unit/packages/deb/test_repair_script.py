@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.packages import SYSTEMS
+from gpunode.packages import deb
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 _DPKG_QUERY = """\
@@ -30,7 +30,7 @@ def test_half_installed_package_is_reinstalled_in_its_version_else_in_any(
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/log\n{script}\n')
         program.chmod(0o755)
-    argv = SYSTEMS[0].repair_change.argv
+    argv = deb.REPAIR_COMMAND.argv
     done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "log").read_text().splitlines()

@@ -106,7 +106,7 @@ def test_only_what_apt_cannot_leave_as_it_is_is_an_obstacle() -> None:
         + paragraph("libnvidia-gl", "install reinstreq half-installed", arch="i386")
         + paragraph("waiting", "install ok triggers-pending")
     )
-    assert dpkg.Status(text).list_obstacles() == {"lacking", "libnvidia-gl:i386"}
+    assert dpkg.Database(text).list_obstacles() == {"lacking", "libnvidia-gl:i386"}
 
 
 def test_only_numbered_update_files_mean_an_interruption() -> None:
@@ -153,7 +153,7 @@ RELATED = "\n".join(
 
 
 def still_needed(text: str, leaving: list[str], changing: Sequence[str] = ()) -> dict[str, str]:
-    found = dpkg.Status(text).find_needed([*map(PackageId, leaving)], [*map(PackageId, changing)])
+    found = dpkg.Database(text).find_needed([*map(PackageId, leaving)], [*map(PackageId, changing)])
     return {str(package): by for package, by in found.items()}
 
 
@@ -193,26 +193,26 @@ def test_library_of_another_architecture_stays_for_its_program() -> None:
     other += f"\n\nPackage: game\n{INSTALLED.replace('amd64', 'i386')}Depends: libold\n"
     assert still_needed(other, ["libold"]) == {}, "nobody needs one of this architecture"
     foreign = PackageId.of("libold:i386")
-    assert dpkg.Status(other).find_needed([foreign], []) == {foreign: "game"}
+    assert dpkg.Database(other).find_needed([foreign], []) == {foreign: "game"}
 
 
 def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
-    assert dpkg.Status(RELATED).config_files([PackageId("dkms"), PackageId("app")]) == {
+    assert dpkg.Database(RELATED).config_files([PackageId("dkms"), PackageId("app")]) == {
         "dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")
     }
     other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
-    assert dpkg.Status(other).config_files([PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
-    assert dpkg.Status(other).obsolete_conffiles() == {}
+    assert dpkg.Database(other).config_files([PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
+    assert dpkg.Database(other).obsolete_conffiles() == {}
 
 
 def test_conffiles_belong_to_their_architecture() -> None:
     foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
-    assert set(dpkg.Status(foreign).config_files([PackageId.of("dkms:i386")])) == {"dkms"}
-    assert dpkg.Status(foreign).config_files([PackageId.of("dkms:arm64")]) == {}
+    assert set(dpkg.Database(foreign).config_files([PackageId.of("dkms:i386")])) == {"dkms"}
+    assert dpkg.Database(foreign).config_files([PackageId.of("dkms:arm64")]) == {}
 
 
 def test_obsolete_conffiles_are_listed() -> None:
-    assert dpkg.Status(RELATED).obsolete_conffiles() == {"/etc/dkms/old.conf": "4567"}
+    assert dpkg.Database(RELATED).obsolete_conffiles() == {"/etc/dkms/old.conf": "4567"}
 
 
 def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:
