@@ -60,8 +60,7 @@ class RecipeOptions:
         """The command-line words that choose the same state, without --lock and --upgrade, which choose versions."""
         chosen = {name: getattr(self, name) for name in self.__slots__ if name not in {"recipe", "lock", "upgrade"}}
         options = ((f"--{name.replace('_', '-')}", value) for name, value in chosen.items() if value)
-        words = ((option,) if value is True else (option, value) for option, value in options)
-        return (*filter(None, [self.recipe]), *(word for option_words in words for word in option_words))
+        return (*filter(None, [self.recipe]), *(word for pair in options for word in pair if word is not True))
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.
