@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -87,6 +89,20 @@ def test_wheel_contains_the_notices_for_its_data(wheel: zipfile.ZipFile) -> None
 
 def test_wheel_contains_no_tests_and_no_cache(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_every_module_that_a_string_names_exists() -> None:
+    packages = "|".join(path.parent.name for path in sorted(ROOT.glob("gpunode/*/__init__.py")))
+    name = re.compile(rf"gpunode\.(?:{packages})(?:\.\w+)*")
+    missing = []
+    for path in sorted([*ROOT.glob("gpunode/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value):
+                try:
+                    pkgutil.resolve_name(node.value)
+                except (ImportError, AttributeError):
+                    missing.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.value}")
+    assert missing == []
 
 
 def test_generated_pages_are_current() -> None:

@@ -343,16 +343,8 @@ def plan(
     from gpunode.cli import plan as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.plan(
-        build_options(ctx, RecipeOptions),
-        output_options(json, verbose),
-        tuple(only),
-        node,
-        root,
-        ",".join(gpu),
-        check=check,
-        allow_loss=allow_loss,
-    )
+    options, output = build_options(ctx, RecipeOptions), output_options(json, verbose)
+    cli.plan(options, output, tuple(only), node, root, ",".join(gpu), check=check, allow_loss=allow_loss)
 
 
 @app.command()
@@ -463,7 +455,7 @@ def doctor(
     if npd:
         from gpunode.cli.monitoring import run_npd_plugin
 
-        run_npd_plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
+        run_npd_plugin(alone=not (named or node or html or prometheus or recipe or lock or json or verbose))
         return
     from gpunode.cli import doctor as cli
     from gpunode.cli.samples import resolve_sample
@@ -498,6 +490,7 @@ def compare(
 
 @app.command()
 def rollback(
+    ctx: typer.Context,
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file")
     ] = "",
@@ -526,16 +519,23 @@ def rollback(
 
     Files are restored byte for byte. --packages also undoes everything else that the run changed.
     """
-    output = output_options(json, verbose)
-    if context or kubeconfig or (run.startswith("k") and not list_):
-        from gpunode.cli import clusters
+    from gpunode.cli.unused_options import refuse_unused_options
 
-        clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), output, yes=yes)
-        return
+    output = output_options(json, verbose)
     if list_:
         from gpunode.cli.undo import show_runs
 
+        refuse_unused_options(ctx, "--list", {"list_", "root", "json", "verbose"})
         show_runs(output, root, run)
+        return
+    if context or kubeconfig or run.startswith("k"):
+        from gpunode.cli import clusters
+
+        if run.startswith("k"):
+            refuse_unused_options(
+                ctx, f"{run}, a run that changed a cluster", {"yes", "context", "kubeconfig", "json", "verbose"}
+            )
+        clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), output, yes=yes)
         return
     from gpunode.cli import undo
 

@@ -38,6 +38,9 @@ class GpuReport:
 
 def gpus(output: OutputOptions, node: str, names: str) -> None:
     """Show the GPUs of a node, or those that ``names`` lists by PCI id or by name."""
+    if names and node:
+        why = "--gpu asks about a GPU that no node needs to have"
+        raise UsageError("--node cannot be used with --gpu", why=why, hint="leave one out")
     if names:
         reports, unknown = _group_models((model, "") for model in _parse_models(names)), []
     else:

@@ -57,10 +57,10 @@ class RecipeOptions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command-line words that choose the same state, without versions."""
-        named = {"--runtime": self.runtime, "--driver": self.driver, "--driver-source": self.driver_source}
-        chosen = {one: value for one, value in {**named, "--cuda-toolkit": self.cuda_toolkit}.items() if value}
-        return (*filter(None, [self.recipe]), *(word for option in chosen.items() for word in option))
+        """The command-line words that choose the same state, without --lock and --upgrade, which choose versions."""
+        chosen = {name: getattr(self, name) for name in self.__slots__ if name not in {"recipe", "lock", "upgrade"}}
+        options = ((f"--{name.replace('_', '-')}", value) for name, value in chosen.items() if value)
+        return (*filter(None, [self.recipe]), *(word for pair in options for word in pair if word is not True))
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.

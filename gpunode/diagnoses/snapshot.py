@@ -166,12 +166,12 @@ def _vocabulary(snapshot: Snapshot) -> Vocabulary:
     return snapshot.vocabulary or vocabulary_of(snapshot.items)
 
 
-def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
+def take_snapshot(evidence: Evidence) -> Snapshot:
     """Return the node that ``evidence`` shows."""
     # Typed commands are not messages.
     whole = tuple(item for item in split_items(evidence) if item.kind != "shell-history")
     present = tuple(now for item in whole if (now := _without_earlier_boots(item)) is not None)
-    return Snapshot(present, derive(evidence, image=image), whole, vocabulary=vocabulary_of(whole))
+    return Snapshot(present, derive(evidence), whole, vocabulary=vocabulary_of(whole))
 
 
 def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:

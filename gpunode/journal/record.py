@@ -168,7 +168,7 @@ _KEY_RENAMES_OF_FORMAT_3: dict[str, dict[str, str]] = {
     "command": {"why": "purpose"},
     "file-state": {"content": "sha256", "attributes": "xattrs"},
 }
-# Keyed by the annotations' text, see _shape.
+# Keyed by the annotations' text, see _stored_fields.
 _TYPES_BY_SCALAR_ANNOTATION: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "str | None": (str, type(None)),

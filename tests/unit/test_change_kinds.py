@@ -22,7 +22,8 @@ from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
 
 KINDS = get_args(Change)
-RULES = ("reads", "locate_row", "configure", "unconfigure", "inspect")
+# The rules that each runtime with a configuration has in its own module.
+RULES = ("layers", "configure", "complete_removal", "inspect")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -59,9 +60,13 @@ def test_every_step_is_in_the_table() -> None:
     assert written == {step.id for step in (*STEPS, GPU_SERVICES_STEP)}
 
 
-@pytest.mark.parametrize("runtime", [row.id for row in CONTAINER_RUNTIMES.values() if row.config])
-@pytest.mark.parametrize("name", RULES)
-def test_runtime_rules_have_equal_parameters(runtime: str, name: str) -> None:
-    rule = getattr(importlib.import_module(f"gpunode.runtimes.{runtime}"), name, None)
-    if rule is not None:
-        assert [*inspect.signature(rule).parameters] == [*inspect.signature(getattr(containerd, name)).parameters]
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *((row.id, rule) for row in CONTAINER_RUNTIMES.values() if row.config for rule in RULES),
+        *(("docker_nodes", rule) for rule in ("list_read_paths", "locate_row")),
+    ],
+)
+def test_runtime_rules_have_equal_parameters(module: str, name: str) -> None:
+    rule = getattr(importlib.import_module(f"gpunode.runtimes.{module}"), name)
+    assert [*inspect.signature(rule).parameters] == [*inspect.signature(getattr(containerd, name)).parameters]

@@ -50,7 +50,7 @@ from tests.unit.journal.chronicles import BEGIN, RUN, entries
 from tests.unit.page import nodes as doctor_nodes
 
 GOLDEN = Path(__file__).parent / "golden"
-WIDTHS = (80, 200)
+GOLDEN_WIDTH = 80
 CHECKS = (
     Check("configuration", "matches recipe containerd", "passed", "planned again: nothing left to do"),
     Check("nvml", "the driver answers (NVML)", "passed", "driver 580.178.04, CUDA 13.0, 1 GPU"),
@@ -296,9 +296,9 @@ def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) 
     return re.sub(r"000001-\d{8}T\d{6}Z", "000001-20250501T120000Z", stream.getvalue())
 
 
-def file(page: Callable[[Screen], None], width: int) -> Path:
+def file(page: Callable[[Screen], None]) -> Path:
     """Return the path of the stored page."""
-    return GOLDEN / f"{page.__name__}-{width}.txt"
+    return GOLDEN / f"{page.__name__}-{GOLDEN_WIDTH}.txt"
 
 
 if __name__ == "__main__":
@@ -306,5 +306,4 @@ if __name__ == "__main__":
     os.environ.pop("LC_ALL", None)
     os.environ["LANG"] = "C.UTF-8"
     for each in PAGES:
-        for columns in WIDTHS:
-            file(each, columns).write_text(drawn(each, columns))
+        file(each).write_text(drawn(each, GOLDEN_WIDTH))

@@ -4,11 +4,12 @@ import json
 import os
 import pwd
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from typer.main import get_group
 
 from gpunode.cli import app
 from gpunode.cli.boundary import run_cli
@@ -26,6 +27,14 @@ from gpunode.facts.model import Known
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import find_nvswitches, find_own_gpus
 from tests.unit.steps.machines import machine, planned, recipe
+
+
+def test_words_of_recipe_options_choose_the_same_state() -> None:
+    values: dict[str, Any] = {field.name: True if field.default is False else "word" for field in fields(RecipeOptions)}
+    options = RecipeOptions(**values)
+    for name in ("setup", "plan"):
+        context = get_group(app.app).commands[name].make_context(name, [*options.words])
+        assert app.build_options(context, RecipeOptions) == replace(options, lock="", upgrade=False)
 
 
 def test_gpu_option_is_for_images_only() -> None:
