@@ -33,7 +33,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, faultless_verdict, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, when_suffix
 from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
@@ -379,9 +379,8 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
         is_good = examined.verdict == "healthy"
-        yield line(
-            span(f"{'✓' if is_good else '?'} {faultless_verdict(examined)}", "good" if is_good else "warn"), hang=2
-        )
+        verdict = f"{'✓' if is_good else '?'} {examined.faultless_verdict}"
+        yield line(span(verdict, "good" if is_good else "warn"), hang=2)
         yield BLANK_LINE
     for number, root in enumerate(diagnosis.roots):
         yield from _root_cause_lines(root, diagnosis.consequences_of(root), display, is_first=number == 0)

@@ -146,9 +146,7 @@ def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
         more = f"; also {join_names(row.other_causes)}" if row.other_causes else ""
         more += f"; not explained by this, perhaps {join_names(row.unexplained)}" if row.unexplained else ""
         return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
-    if row.unknown:
-        return (row.unknown[0],)
-    return ("no fault detected, but nothing shows that the driver works",) if row.status == "unknown" else ("healthy",)
+    return (row.unknown[0],) if row.unknown else ("healthy",)
 
 
 def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") -> Iterator[Line]:
@@ -206,7 +204,7 @@ def _outlier_lines(group: OutlierGroup) -> _CountedLines:
 
 
 def _skipped_lines(heading: str, one: SkippedNodes) -> _CountedLines:
-    return _report_group_lines(one.reports, heading, one.why or "nothing shows that the driver works", style="warn")
+    return _report_group_lines(one.reports, heading, one.why, style="warn")
 
 
 def _counted_group_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:

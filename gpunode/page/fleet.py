@@ -50,7 +50,6 @@ _MAX_VALUES_SHOWN: Final = 12
 _MAX_NAMES_SHOWN: Final = 24
 _MAX_TEXT_LENGTH: Final = 240
 _BRIEF_TEXT_LENGTH: Final = 60
-_UNPROVEN_DRIVER_TEXT: Final = "nothing shows that the driver works"
 
 
 def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
@@ -86,7 +85,7 @@ def _page_body(fleet: FleetSummary, about: PageOrigin, recipe: str, max_length: 
         _render_node_groups("Odd ones out", "Unlike most nodes of the same model", _render_outliers(fleet), "odd"),
         _render_node_groups("Drift", f"Drifted from {recipe}", _render_drift(fleet), "drift") if recipe else None,
         _render_node_groups(
-            "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(fleet.unknown)
+            "Undetermined", "No cause found, and no proof that the nodes are healthy", _render_skipped(fleet.unknown)
         ),
         _render_node_groups("Unread", "These reports could not be read", _render_skipped(fleet.unreadable)),
         _render_versions(fleet),
@@ -143,7 +142,7 @@ def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
 
 def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
     for one in skipped:
-        yield _render_node_group(_shorten(one.why or _UNPROVEN_DRIVER_TEXT, _MAX_TEXT_LENGTH), one.reports)
+        yield _render_node_group(_shorten(one.why, _MAX_TEXT_LENGTH), one.reports)
 
 
 def _join_node_names(reports: Sequence[str]) -> str:
@@ -242,7 +241,7 @@ def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
         if row.unexplained and not is_brief:
             yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
-        yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN_DRIVER_TEXT, max_length))
+        yield tag("p", _shorten(row.unknown[0], max_length))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
         first = f": {_shorten(describe_deviation(row.differences[0]), max_length)}{more}"

@@ -38,7 +38,7 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, faultless_verdict, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -65,7 +65,7 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
 
 
 def _faultless_title(examined: Examination) -> str:
-    verdict = faultless_verdict(examined)
+    verdict = examined.faultless_verdict
     return verdict[0].upper() + verdict[1:]
 
 

@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Disruption, Finding, lacks_gpu
 from gpunode.diagnoses.stack import State
-from gpunode.diagnoses.views import pci
 
 if TYPE_CHECKING:
-    from gpunode.workflow.doctor import Examination
     from gpunode.workflow.fleet import Deviation, FleetRow
 
 # The conditions of a fleet's nodes, worst first.
@@ -57,25 +54,6 @@ def count(number: int, noun: str) -> str:
 def node_name(report: str) -> str:
     """Return the name of the node that a report is about."""
     return report.removesuffix(".tar.gz")
-
-
-def faultless_verdict(examined: Examination) -> str:
-    """Return the verdict on a node without a finding that is a fault."""
-    questions = examined.diagnosis.open_questions
-    if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return "the evidence does not decide the cause"
-    if any(question.citations for question in questions):
-        return "something is wrong, but the evidence does not show what"
-    if questions and examined.snapshot.view(pci.has_gpu) is False:
-        return "no NVIDIA GPU found, and no fault detected"
-    if questions:
-        return "not enough evidence to call this node healthy"
-    if not examined.driver_works:
-        return (
-            "no fault detected, but nothing shows that the driver works: not enough evidence to call this node healthy"
-        )
-    is_own = is_examined_by_gpunode(examined.snapshot)
-    return "nothing is wrong" if is_own else "this text shows a working driver and no fault"
 
 
 def checks_heading(finding: Finding) -> str:

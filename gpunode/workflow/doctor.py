@@ -99,6 +99,26 @@ class Examination:
         is_open = bool(self.diagnosis.open_questions or self.diagnosis.suspects)
         return "unknown" if is_open or not self.driver_works else "healthy"
 
+    @property
+    def faultless_verdict(self) -> str:
+        """The verdict in words on a node without a finding that is a fault."""
+        questions = self.diagnosis.open_questions
+        if any(suspect.citations for suspect in self.diagnosis.suspects):
+            return "the evidence does not decide the cause"
+        if any(question.citations for question in questions):
+            return "something is wrong, but the evidence does not show what"
+        if questions and self.snapshot.view(pci.has_gpu) is False:
+            return "no NVIDIA GPU found, and no fault detected"
+        if questions:
+            return "not enough evidence to call this node healthy"
+        if not self.driver_works:
+            return (
+                "no fault detected, but nothing shows that the driver works: not enough evidence to call this node"
+                " healthy"
+            )
+        is_own = is_examined_by_gpunode(self.snapshot)
+        return "nothing is wrong" if is_own else "this text shows a working driver and no fault"
+
 
 # How commands report missing permissions.
 _ACCESS_DENIED_MESSAGE: Final = re.compile(

@@ -82,7 +82,7 @@ class FleetRow:
         unexplained: the likeliest causes of failures that no root cause explains.
         advice: what to do next about the root cause, or to find it.
         command: the command for that; empty if it takes manual work.
-        unknown: the questions that the evidence leaves open.
+        unknown: what the evidence leaves open: its questions, else the verdict of an undetermined node.
         error: why it could not be read or diagnosed.
         stack: the state of each layer.
         model: the node's model; its group in the fleet.
@@ -147,9 +147,10 @@ def build_row(
     examined = diagnose_evidence(evidence)
     save_rule_tracebacks(examined.diagnosis.bugs)
     profile = profile_node(examined.snapshot, examined.stack)
+    undetermined = (examined.faultless_verdict,) if examined.verdict == "unknown" else ()
     row = FleetRow(
         report.name, report.path, examined.verdict, _host_name(examined),
-        unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
+        unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions) or undetermined,
         stack={layer.id: layer.state for layer in examined.stack},
         model=redact_recursively(profile.model).title,
         versions={axis: redact_recursively(version) for axis, version in profile.versions.items()},
@@ -339,7 +340,7 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
         ),
         not_compared=_skipped_nodes((row.not_compared, row) for row in rows if row.not_compared),
         unreadable=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
-        unknown=_skipped_nodes((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
+        unknown=_skipped_nodes((row.unknown[0], row) for row in rows if row.status == "unknown"),
         layers={
             id_: counted for id_ in STACK_LAYERS if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))
         },

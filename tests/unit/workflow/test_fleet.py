@@ -18,6 +18,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import FleetReport
 from gpunode.workflow import fleet, parallel_jobs
+from gpunode.workflow.doctor import diagnose_evidence
 from gpunode.workflow.fleet import FleetRow, fleet_rows, overall_verdict, tally_causes
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
@@ -48,6 +49,15 @@ def test_every_report_has_a_row_and_unreadable_ones_say_why(tmp_path: Path) -> N
     assert answers[0].cause == answers[4].cause == "nouveau-bound"
     assert answers[1].error == "it is a link"
     assert "gone.json" in answers[3].error
+
+
+def test_undetermined_row_has_the_verdict_of_its_node(tmp_path: Path) -> None:
+    pieces = [{"source": "pasted text", "text": "Failed to initialize NVML: Unknown Error\n"}]
+    undetermined = report(tmp_path / "a.json", pieces)
+    (row,) = fleet_rows([undetermined])
+    examined = diagnose_evidence(reports.read_report(undetermined.path))
+    assert (row.status, row.unknown) == ("unknown", (examined.faultless_verdict,))
+    assert examined.faultless_verdict == "the evidence does not decide the cause"
 
 
 def _raise_killed(name: str) -> NoReturn:
