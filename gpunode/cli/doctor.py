@@ -69,6 +69,10 @@ def doctor(
     if len(names) == 1 and (names[0] in rules_by_cause() or _find_xid(names[0])):
         if html:
             raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
+        if recipe or lock:
+            raise UsageError(
+                "--recipe and --lock are for a fleet, not for a cause", hint=str(gpunode("doctor", *names))
+            )
         _show_cause(names[0], options, _find_xid(names[0]))
         return
     if len(names) > 1 or (names and is_fleet(names[0])):

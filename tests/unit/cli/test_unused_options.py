@@ -52,3 +52,9 @@ def test_refusal_names_the_options_of_a_cluster_run(capsys: pytest.CaptureFixtur
     assert "--packages, --lock-timeout cannot be used with k3, a run that changed a cluster" in error
     assert "takes only --yes, --context, --kubeconfig, --json, --verbose" in error
     assert "leave out --packages, --lock-timeout" in error
+
+
+@pytest.mark.parametrize("option", ["--html", "--recipe", "--lock"])
+def test_cause_takes_no_option_about_nodes(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["doctor", "xid-79", option, "x"]) == 2
+    assert "a cause" in capsys.readouterr().err
