@@ -62,6 +62,18 @@ def test_sentence_is_no_command(line: str) -> None:
     assert len(kinds(f"{line}\nfell\n\n{line}\nfell\n")) == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'nvidia-container-toolkit-ctr time="2026-10-01T10:00:00Z" level=error msg="no config"',
+        "kubelet E1001 10:00:00.000000       1 server.go:1] no GPU",
+        "dockerd failed to start daemon: unable to configure",
+    ],
+)
+def test_line_of_a_log_in_a_block_is_no_command(line: str) -> None:
+    assert {step.source for step in split_session("pasted text", f"```sh\n{line}\nmore\n```\n")} == {"pasted text"}
+
+
 def test_recognizable_paragraph_begins_a_piece() -> None:
     text = f"It fails since the update.\n\n{LSMOD}\n\n{LOST}\n\nand then\n\n{FAILED}\n\n6.8.0-45-generic\n"
     assert kinds(text) == ["text", "lsmod", "kernel-log", "container-run", "uname"]
