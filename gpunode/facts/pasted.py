@@ -165,9 +165,13 @@ _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
 # A sentence that begins with a program's name: "lsmod does not show it", "docker run fails here".
 _SENTENCE_ABOUT_PROGRAM: Final = Pattern(
     r"(?i)^(?:sudo )?[\w.-]+(?: [\w./-]+){0,2} (?:(?:is|are|was|were|has|had|does|do|did|ca|can|could|wo|would)"
-    r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails|works|worked|hangs|crashes|gives|gave"
+    r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails|failed|works|worked|hangs|crashes|gives|gave"
     r"|reports|reported|prints|printed|returns|returned|complains|tells|told|finds|detects|outputs|displays|looks|seems"
     r"|takes|ends|exits|dies)(?= [a-z\d]|$)"
+)
+# A log's line may begin with the name of its program or container.
+_LOG_FIELD: Final = Pattern(
+    r" (?:(?:time|ts|level|msg|err)=[\w\"]|[IWEF]\d{4} \d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:)"
 )
 # It names no source if it goes on about another program: "nvidia-smi hangs, and dmesg has:".
 _SECOND_CLAUSE: Final = Pattern(r"(?i), | (?:and|but|while) ")
@@ -207,7 +211,9 @@ def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
 
 def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     """Return the source that the line names for what follows; empty if none. ``ls`` itself names its folders."""
-    is_command = _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and not _SENTENCE_ABOUT_PROGRAM.match(line)
+    is_command = _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and not (
+        _SENTENCE_ABOUT_PROGRAM.match(line) or _LOG_FIELD.search(line)
+    )
     if is_alone and is_command and _begins_with_program(line) and _is_known_command(line):
         return line
     if line[:1] not in _HEADING_MARKS and line.rstrip()[-1:] not in _HEADING_MARKS:

@@ -175,9 +175,10 @@ _SOURCE_KIND_ROWS: Final = (
     ),
     _KindRow(
         "installer-log",
-        r"\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
+        r"(?:(?:ba)?sh (?:-\S+ )*)?\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
         r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$",
-        r"^nvidia-installer log file |^Using: nvidia-installer ",
+        # In the log, and on the terminal.
+        r"^nvidia-installer log file |^Using: nvidia-installer |^Uncompressing NVIDIA Accelerated Graphics Driver for ",
     ),
     _KindRow(
         "package-history",

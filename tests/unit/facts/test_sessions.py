@@ -5,6 +5,7 @@ import pytest
 from gpunode.facts import pasted
 from gpunode.facts.items import split_items
 from gpunode.facts.pasted import split_session
+from gpunode.facts.sources import identify_source
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")
@@ -60,6 +61,31 @@ def test_command_above_its_output_is_recognized(head: str) -> None:
 @pytest.mark.parametrize("line", ["find the log below", "which driver is right?", "Docker version 27", "mount failed."])
 def test_sentence_is_no_command(line: str) -> None:
     assert len(kinds(f"{line}\nfell\n\n{line}\nfell\n")) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'nvidia-container-toolkit-ctr time="2026-10-01T10:00:00Z" level=error msg="no config"',
+        "kubelet E1001 10:00:00.000000       1 server.go:1] no GPU",
+        "dockerd failed to start daemon: unable to configure",
+    ],
+)
+def test_line_of_a_log_in_a_block_is_no_command(line: str) -> None:
+    assert {step.source for step in split_session("pasted text", f"```sh\n{line}\nmore\n```\n")} == {"pasted text"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Uncompressing NVIDIA Accelerated Graphics Driver for Linux-x86_64 535.54.03......\n\nERROR: no compiler\n",
+        "$ sudo sh NVIDIA-Linux-x86_64-535.54.03.run -s\nERROR: no compiler\n",
+        "```\n$ bash ./NVIDIA-Linux-x86_64-535.54.03.run\nERROR: no compiler\n```\n",
+    ],
+)
+def test_terminal_of_the_run_installer_is_its_log(text: str) -> None:
+    (step,) = [step for step in split_session("pasted text", text) if "no compiler" in step.text]
+    assert identify_source(step.source, step.text).kind == "installer-log"
 
 
 def test_recognizable_paragraph_begins_a_piece() -> None:
