@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 # What `make test` runs, on all processors; for one folder or one test: make test TESTS=tests/unit PYTEST_ARGS="-k journal"
 TESTS       ?= tests
 PYTEST_ARGS ?=
-# Which mutants; for one module: make mutants MUTANTS='gpunode.merging.*'
+# Which mutants; for one module: make mutants MUTANTS='gpunode.three_way_merge.*'
 MUTANTS     ?=
 PYTEST   := $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal

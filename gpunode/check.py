@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
 

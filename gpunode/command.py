@@ -39,7 +39,7 @@ def command(*words: str) -> Command:
     return Command(" ".join(word if isinstance(word, Shell) else quote_word(word) for word in words))
 
 
-def gpunode(*words: str) -> Command:
+def gpunode_command(*words: str) -> Command:
     """Return the command ``gpunode`` with ``words``."""
     return command("gpunode", *words)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final, Literal, TypeAlias
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # The program that validates a candidate configuration, as host/runtime.py runs it. "none": setup says so.
 ConfigValidatorKind: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]

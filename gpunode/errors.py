@@ -70,9 +70,9 @@ class RecipeError(UsageError):
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 
     def _next_step(self, file: str, mistake: str) -> str:
-        from gpunode.command import gpunode  # loaded on use: --help does not need it
+        from gpunode.command import gpunode_command  # loaded on use: --help does not need it
 
-        return f"correct {mistake} in {file}, then run `{gpunode('recipe', 'check', file)}`"
+        return f"correct {mistake} in {file}, then run `{gpunode_command('recipe', 'check', file)}`"
 
     def with_further_mistakes(self, others: Sequence[RecipeError]) -> RecipeError:
         """Return the same error, with the file's other mistakes added to ``why``."""
@@ -92,10 +92,10 @@ class LockFileError(RecipeError):
     """A mistake in a lock file, like RecipeError; gpunode wrote the file, so a damaged one is best written again."""
 
     def _next_step(self, file: str, mistake: str) -> str:
-        from gpunode.command import gpunode
+        from gpunode.command import gpunode_command
 
         # Without its recipe, --root and --gpu, the command would lock another plan, or another machine's.
-        again = f"`{gpunode('plan', '--lock', file)}` and the recipe and options of this command"
+        again = f"`{gpunode_command('plan', '--lock', file)}` and the recipe and options of this command"
         return f"move {file} away and write it again with {again}, or correct {mistake}"
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpunode.errors import LockFileError
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
 from gpunode.recipe.toml import line_of, read_toml, shorten_value
-from gpunode.values import dataclass
 
 LOCK_SCHEMA_VERSION: Final = 1
 _PACKAGES_TABLE: Final = "packages"

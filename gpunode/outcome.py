@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from gpunode.change import Change, RuntimeExpectation
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe

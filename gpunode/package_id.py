@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,18 @@ def test_no_function_is_named_by_a_bare_participle() -> None:
     assert len(bad) <= _PARTICIPLES_ALLOWED, advice + "\n".join(bad)
 
 
+def test_function_named_refuse_raises_and_returns_nothing() -> None:
+    bad = [
+        f"{place}:{node.lineno}: {node.name}"
+        for place, tree in package_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.name.lstrip("_").startswith("refuse_")
+        and ast.unparse(node.returns or ast.Name("?")) not in {"None", "NoReturn"}
+    ]
+    assert not bad, "a caller that expects an exception would drop the returned refusal: name it …_refusal"
+
+
 def test_no_test_name_is_longer_than_70_characters() -> None:
     bad = [f"{place}: {len(name)}: {name}" for place, name in _tests() if len(name) > _LONGEST_TEST_NAME]
     assert not bad, "say what breaks, and leave the circumstances to the body"

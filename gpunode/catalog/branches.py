@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 BranchKind: TypeAlias = Literal["production", "lts", "new-feature", "legacy"]
 ModuleFlavour: TypeAlias = Literal["open", "proprietary"]

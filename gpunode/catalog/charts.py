@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from gpunode.catalog import tables
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def purge_reason(name: str, version: str) -> PurgeReason | None:
         return None
     fitting = [pattern for pattern in _purge_reasons_by_pattern() if _matches_pattern(name, pattern)]
     longest = max(fitting, key=lambda pattern: len(pattern.rstrip("*")))
-    return _purge_reasons_by_pattern()[longest] if upstream(version) else "relation"
+    return _purge_reasons_by_pattern()[longest] if upstream_version(version) else "relation"
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +86,7 @@ def driver_versioned_packages(branch: int) -> tuple[str, ...]:
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
 
-def upstream(version: str) -> str:
+def upstream_version(version: str) -> str:
     """Return the driver's own version (``580.95.05``) in a package's; empty if the package has its own versions."""
     match = _DRIVER_VERSION_IN_PACKAGE_VERSION.match(version)
     return match[1] if match else ""
@@ -105,7 +105,7 @@ def version_locked_packages(
         package: version
         for package, state in sorted(packages.items())
         if not state.config_files_only
-        and (version := upstream(state.version))
+        and (version := upstream_version(state.version))
         and package.name in names
         and not package.name.startswith(STANDALONE_PREFIX)
         and (version.startswith(f"{branch}.") or package.name in _LIBRARIES_OF_EVERY_BRANCH)

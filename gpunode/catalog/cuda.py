@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gpunode.catalog import tables
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 Version: TypeAlias = tuple[int, ...]
 

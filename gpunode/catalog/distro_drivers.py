@@ -9,13 +9,13 @@ from typing import cast
 
 from gpunode.catalog import branches, tables
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.catalog.gpus import GpuModel
 from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
-from gpunode.values import dataclass
 
 _NVIDIA_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
 
@@ -53,10 +53,10 @@ def _list_drivers(distribution: str, version: str) -> tuple[DistroDriver, ...]:
     )
 
 
-def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Distro) -> Choice | Refusal:
+def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Distro) -> DriverChoice | Refusal:
     """Return the driver of the release's own archive for all of ``models``, or why there is none."""
     here = list_distro_drivers(distro)
-    limit = choose(models, Driver())
+    limit = choose_driver(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
         return Refusal(f"no driver of {_short_distro_name(distro)}'s own is known", why, _NVIDIA_HINT)
@@ -68,7 +68,7 @@ def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Dist
         why = f"its own archive has branch {listed}"
         return Refusal(f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _NVIDIA_HINT)
     choices = [_try_distro_driver(models, request, driver, distro) for driver in wanted]
-    return next((choice for choice in choices if isinstance(choice, Choice)), choices[0])
+    return next((choice for choice in choices if isinstance(choice, DriverChoice)), choices[0])
 
 
 def _short_distro_name(distro: Distro) -> str:
@@ -83,13 +83,17 @@ def _branch_satisfies(branch: int, version: str) -> bool:
 
 def _try_distro_driver(
     models: Sequence[GpuModel], request: Driver, driver: DistroDriver, distro: Distro
-) -> Choice | Refusal:
+) -> DriverChoice | Refusal:
     version = request.version if request.version[0].isdigit() else str(driver.branch)
-    because = f"{driver.branch} is in {_short_distro_name(distro)}'s own archive"
+    branch_reason = f"{driver.branch} is in {_short_distro_name(distro)}'s own archive"
     asked = replace(request, version=version)
-    choice = choose(models, asked, because)
-    if isinstance(choice, Choice) and choice.flavour not in driver.flavours and request.kernel_module_type == "auto":
-        choice = choose(models, replace(asked, kernel_module_type=next(iter(driver.flavours))), because)
+    choice = choose_driver(models, asked, branch_reason)
+    if (
+        isinstance(choice, DriverChoice)
+        and choice.flavour not in driver.flavours
+        and request.kernel_module_type == "auto"
+    ):
+        choice = choose_driver(models, replace(asked, kernel_module_type=next(iter(driver.flavours))), branch_reason)
     if isinstance(choice, Refusal):
         return replace(choice, hint=_NVIDIA_HINT)
     if choice.flavour not in driver.flavours:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Refusal
-from gpunode.values import dataclass
 from gpunode.wording import join_with_and
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _REQUESTED_VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DriverChoice:
     """The driver to be installed.
 
     Attributes:
@@ -61,13 +61,13 @@ class _BranchPick:
     reason: str
 
 
-def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Refusal:
+def choose_driver(models: Sequence[GpuModel], request: Driver, branch_reason: str = "") -> DriverChoice | Refusal:
     """Return the driver for all of ``models`` that the recipe's request allows, or why there is none.
 
     Args:
         models: of the node's GPUs.
         request: of the recipe.
-        because: why this branch, if it is not the request alone.
+        branch_reason: why this branch, if it is not the request alone.
 
     Raises:
         ValueError: if no driver is requested.
@@ -78,12 +78,14 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
     pick = _find_common_branch_obstacle(gpus) or _pick_branch(gpus, request)
     if isinstance(pick, Refusal):
         return pick
-    pick = replace(pick, reason=because or pick.reason)
-    flavour = _refuse_unusable_gpus(gpus, pick) or _choose_flavour(gpus, pick.branch, request)
+    pick = replace(pick, reason=branch_reason or pick.reason)
+    flavour = _find_undriven_gpu_refusal(gpus, pick) or _choose_flavour(gpus, pick.branch, request)
     if isinstance(flavour, Refusal):
         return flavour
     reason = f"{_join_gpu_labels(gpus)}: {pick.reason}; {_explain_module_flavour(gpus, pick.branch, flavour)}"
-    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source)
+    return DriverChoice(
+        pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source
+    )
 
 
 def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Refusal | None:
@@ -134,7 +136,7 @@ def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     usable = [
         pick
         for pick in picks
-        if _refuse_unusable_gpus(gpus, pick) is None
+        if _find_undriven_gpu_refusal(gpus, pick) is None
         and not isinstance(_choose_flavour(gpus, pick.branch, request), Refusal)
     ]
     if not usable or usable[0] == picks[0]:
@@ -186,7 +188,7 @@ def _parse_version_request(version: str) -> _BranchPick | Refusal:
 _ALLOWED_VERSIONS_HINT = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
 
 
-def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusal | None:
+def _find_undriven_gpu_refusal(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusal | None:
     """Return why the branch cannot drive one of the GPUs."""
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Final, Literal, TypeAlias
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe import DriverSource
-from gpunode.values import dataclass
 
 FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
 """Switches on the PCI bus (A100, H100, H200); behind a ConnectX bridge (B200, B300); in other trays (GB200, GB300)."""

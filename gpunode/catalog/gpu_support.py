@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.branches import Branch, ModuleFlavour
-from gpunode.catalog.driver import LAST_UNAVAILABLE_BRANCH, Choice, choose
+from gpunode.catalog.driver import LAST_UNAVAILABLE_BRANCH, DriverChoice, choose_driver
 from gpunode.catalog.fabric import UNSUPPORTED_NOTE
 from gpunode.catalog.gpus import GpuModel, explain_guess
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class GpuSupport:
 
     model: GpuModel
     branches: tuple[Branch, ...]
-    choice: Choice | Refusal
+    choice: DriverChoice | Refusal
     flavours: tuple[ModuleFlavour, ...]
     cuda: cuda.Version | None
     cuda_limit: str
@@ -41,7 +41,7 @@ class GpuSupport:
     @property
     def reason(self) -> str:
         """Why setup installs that driver, without the name of the GPU; empty if it installs none."""
-        return self.choice.reason.removeprefix(f"{self.model.label}: ") if isinstance(self.choice, Choice) else ""
+        return self.choice.reason.removeprefix(f"{self.model.label}: ") if isinstance(self.choice, DriverChoice) else ""
 
     @property
     def end_of_life(self) -> str:
@@ -52,7 +52,7 @@ class GpuSupport:
 
 def describe_support(model: GpuModel) -> GpuSupport:
     """Return what NVIDIA supports for ``model``. Sources: gpus.csv, branches.csv, cuda_releases.csv."""
-    choice = choose([model], Driver())
+    choice = choose_driver([model], Driver())
     newest, limit = _find_newest_cuda(model, choice)
     return GpuSupport(
         model,
@@ -75,7 +75,7 @@ def _find_branches(model: GpuModel) -> Iterator[Branch]:
             yield branch
 
 
-def _find_newest_cuda(model: GpuModel, choice: Choice | Refusal) -> tuple[cuda.Version | None, str]:
+def _find_newest_cuda(model: GpuModel, choice: DriverChoice | Refusal) -> tuple[cuda.Version | None, str]:
     """Return the newest CUDA for the GPU, and what rules out a newer one."""
     capability = cuda.parse_version(model.compute_capability) if model.compute_capability else ()
     if isinstance(choice, Refusal) or not capability:

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _PACKAGE_NOT_FOUND: Final = Pattern(
     r"(?:Unable to locate package|Package) ['‘]?([a-z0-9][a-z0-9+.-]+)['’]?(?: has no installation candidate|\s*$)",

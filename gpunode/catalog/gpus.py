@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import branches, tables
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]

@@ -7,7 +7,7 @@ from functools import cache
 
 from gpunode.catalog import tables
 from gpunode.facts.model import Distro
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _TABLE_FILE = "releases.csv"
 

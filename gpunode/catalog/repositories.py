@@ -16,7 +16,7 @@ from gpunode.catalog.releases import release
 from gpunode.change import SigningKey
 from gpunode.facts.model import Distro
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 CUDA_BASE_URL = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT_BASE_URL = "https://nvidia.github.io/libnvidia-container"

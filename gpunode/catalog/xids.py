@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final, Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 XidKind: TypeAlias = Literal[
     "application",  # caused by a program, unless something else points to the GPU

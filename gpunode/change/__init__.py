@@ -40,7 +40,7 @@ from gpunode.change.node import display_command as display_command
 from gpunode.change.packages import KnownAfter as KnownAfter
 from gpunode.change.packages import PackageChange as PackageChange
 from gpunode.change.packages import PackageState as PackageState
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
 

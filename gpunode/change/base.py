@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -158,7 +158,7 @@ class BaseChange(ABC):
         return False
 
     @property
-    def guards_against_kill(self) -> bool:
+    def records_unchanged_state(self) -> bool:
         """True if its subject stays as it is unless a command is killed, such as a package that may lose its hold."""
         return False
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from gpunode.change.base import Action, BaseChange, Trigger
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed", "delete": "deleted"}
 

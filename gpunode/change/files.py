@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from typing import ClassVar, TypeAlias
 
 from gpunode.change.base import FILE_STEP_IDS, RUNTIME_CONFIG_STAGE, SET_ASIDE_STEP_ID, Action, BaseChange, Trigger
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 def digest(content: bytes) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import ClassVar
 
 from gpunode.change.base import Action, BaseChange, Trigger, short_unit_name
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,10 @@ class MigLayout:
         """Return whether each instance is also in ``other``, with no more compute instances than there."""
         others = {(instance.profile, instance.start): instance for instance in other.instances}
         pairs = [(instance, others.get((instance.profile, instance.start))) for instance in self.instances]
-        return all(it and one.size == it.size and one.compute == it.compute[: len(one.compute)] for one, it in pairs)
+        return all(
+            it and instance.size == it.size and instance.compute == it.compute[: len(instance.compute)]
+            for instance, it in pairs
+        )
 
     def __str__(self) -> str:
         counts = Counter(instance.profile for instance in self.instances)

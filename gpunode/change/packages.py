@@ -6,8 +6,8 @@ from dataclasses import asdict, field, replace
 from typing import ClassVar
 
 from gpunode.change.base import Action, BaseChange, Trigger
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PackageChange(BaseChange):
         return not isinstance(self.after, KnownAfter)
 
     @property
-    def guards_against_kill(self) -> bool:
+    def records_unchanged_state(self) -> bool:
         return self.before == self.after
 
     @property

@@ -77,10 +77,10 @@ def _refuse_empty_arguments(arguments: list[str]) -> None:
         UsageError: if there is one.
     """
     if arguments[:1] != ["ctk"] and any(not word or re.fullmatch(r"--[a-z-]+=", word) for word in arguments):
-        from gpunode.command import gpunode
+        from gpunode.command import gpunode_command
 
         raise UsageError(
-            f"an argument is empty: {gpunode(*arguments)}",
+            f"an argument is empty: {gpunode_command(*arguments)}",
             why="an unset variable in a script leaves one, and gpunode does not guess what it was for",
             hint="give it a value, or leave the option out",
         )
@@ -154,12 +154,12 @@ def _report_uncaught_error(arguments: list[str], error: Exception) -> int:
 
 def _suggest_command(error: Exception) -> str:
     """Return gpunode's command for another tool's command or option; empty if unknown."""
-    from gpunode.command import gpunode
+    from gpunode.command import gpunode_command
 
     path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
     unknown = re.match(r"No such command '([\w-]+)'", str(getattr(error, "message", "")))
     words = _SUGGESTED_COMMANDS.get((path, unknown[1] if unknown else str(getattr(error, "option_name", ""))))
-    return str(gpunode(*words)) if words else ""
+    return str(gpunode_command(*words)) if words else ""
 
 
 def _report_bug(arguments: list[str], error: Exception) -> int:

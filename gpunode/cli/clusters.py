@@ -31,6 +31,7 @@ from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, n
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
 from gpunode.host.helm import DEFAULT_WAIT_S
 from gpunode.host.kubectl import ProgramMissing
@@ -40,10 +41,9 @@ from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
-from gpunode.values import dataclass
 from gpunode.wording import count_noun
 from gpunode.workflow import cluster_apply
-from gpunode.workflow.cluster_plan import ClusterPlan, make_plan, refuse_missing_rights
+from gpunode.workflow.cluster_plan import ClusterPlan, make_plan, require_rights
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import ReadinessWait
 from gpunode.workflow.converge import survey
@@ -147,7 +147,7 @@ def apply(
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(timeout_s), load_recipe(recipe_path)
         cluster_plan, user_pods = _show_plan(recipe, captures, target, cluster, screen, output)
-        refuse_missing_rights(cluster_plan)
+        require_rights(cluster_plan)
         if not cluster_plan.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)

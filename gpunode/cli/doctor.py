@@ -27,14 +27,14 @@ from gpunode.cli.screen.text import (
     warning_line,
     wrap_line,
 )
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, when_suffix
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
+from gpunode.page.words import LAYER_MARKS, TEXT_BY_DISRUPTION, checks_heading, when_suffix
 from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:
@@ -67,11 +67,9 @@ def doctor(
     if prometheus:
         _refuse_unusable_textfile(prometheus, names)
     if len(names) == 1 and (names[0] in rules_by_cause() or _find_xid(names[0])):
-        if html:
-            raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
-        if recipe or lock:
+        if unused := [option for option, value in (("--html", html), ("--recipe", recipe), ("--lock", lock)) if value]:
             raise UsageError(
-                "--recipe and --lock are for a fleet, not for a cause", hint=str(gpunode("doctor", *names))
+                f"{', '.join(unused)} cannot be used with a cause", hint=str(gpunode_command("doctor", *names))
             )
         _show_cause(names[0], options, _find_xid(names[0]))
         return
@@ -88,7 +86,7 @@ def doctor(
         ]
         raise UsageError(
             "--recipe and --lock are for a fleet", why="gpunode plan shows in full what setup would do on one node",
-            hint=str(gpunode("plan", *words)),
+            hint=str(gpunode_command("plan", *words)),
         )  # fmt: skip
     if names and not may_be_report(names[0]):
         raise _unknown_name_error(names[0])
@@ -146,7 +144,7 @@ def _refuse_unusable_textfile(file: str, names: Sequence[str]) -> None:
     if names:
         raise UsageError(
             "--prometheus reports on this machine only", why="the file does not say which node it is about",
-            hint=str(gpunode("doctor", "--prometheus", file)),
+            hint=str(gpunode_command("doctor", "--prometheus", file)),
         )  # fmt: skip
     if file == "-":
         raise UsageError(
@@ -158,7 +156,7 @@ def _refuse_unusable_textfile(file: str, names: Sequence[str]) -> None:
         raise UsageError(
             f"{file} would never be read",
             why="node_exporter's textfile collector reads files whose names end in .prom",
-            hint=str(gpunode("doctor", "--prometheus", f"{file}.prom")),
+            hint=str(gpunode_command("doctor", "--prometheus", f"{file}.prom")),
         )  # fmt: skip
 
 
@@ -532,9 +530,9 @@ def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) ->
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     """Yield the layers, highest first, with the unexamined ones on a single line."""
     examined_layers = [layer for layer in reversed(layers) if layer.state != "unknown"]
-    width = max((len(layer.title) for layer in layers if examined_layers), default=len(STATE_MARKS["unknown"][1]))
+    width = max((len(layer.title) for layer in layers if examined_layers), default=len(LAYER_MARKS["unknown"][1]))
     for layer in examined_layers:
-        mark, word = STATE_MARKS[layer.state]
+        mark, word = LAYER_MARKS[layer.state]
         style = _LAYER_STATE_STYLES[layer.state]
         is_faulty = bool(word and layer.findings)
         yield line(
@@ -548,7 +546,7 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
         )
     unseen = [layer.title for layer in reversed(layers) if layer.state == "unknown"]
     if unseen:
-        mark, word = STATE_MARKS["unknown"]
+        mark, word = LAYER_MARKS["unknown"]
         yield line(span(f"{mark} {pad_right(word, width)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
@@ -561,7 +559,7 @@ def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
     yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     yield _next_line(root.next_step)
-    yield line("more:  ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
+    yield line("more:  ", span(str(gpunode_command("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
         yield line("       ", span("-v", "command"), f" shows how {count_noun(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip

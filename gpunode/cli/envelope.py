@@ -11,9 +11,9 @@ from typing import Any
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.cli.screen.changes import action_of, explain_purge
 from gpunode.errors import BUG_EXIT_CODE, GpunodeError
+from gpunode.fast_dataclass import dataclass
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 
 ENVELOPE_SCHEMA_VERSION = 1
 

@@ -11,7 +11,7 @@ from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, Style, cell_width, line, next_command_line, pad_right, span
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
 from gpunode.page.words import (
@@ -43,7 +43,7 @@ def diagnose_fleet(names: Sequence[str], output: OutputOptions, html: str, recip
     if alone := [name for name in names if name == "-" or (name in rules_by_cause() and not may_be_report(name))]:
         raise UsageError(
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
-            hint=str(gpunode("doctor", alone[0])),
+            hint=str(gpunode_command("doctor", alone[0])),
         )  # fmt: skip
     recipe = _load_fleet_recipe(recipe_name, lock, names)
     if html:
@@ -87,7 +87,8 @@ def _load_fleet_recipe(name: str, lock: str, names: Sequence[str]) -> Recipe | N
         raise UsageError(
             f"{lock} was written with the recipe {recipe_name!r}, which does not come with gpunode",
             why="a lock file does not say where its recipe is",
-            hint=f"name the file: {gpunode('doctor', *names, '--recipe', f'{recipe_name}.toml', '--lock', lock)}",
+            hint="name the file: "
+            f"{gpunode_command('doctor', *names, '--recipe', f'{recipe_name}.toml', '--lock', lock)}",
         )
     return RecipeOptions(recipe_name, lock=lock).load()
 
@@ -175,7 +176,7 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
         yield BLANK_LINE
-        yield next_command_line(gpunode("doctor", first.path))
+        yield next_command_line(gpunode_command("doctor", first.path))
     if page:
         yield line("page: ", span(page, "command"), hang=6)
 

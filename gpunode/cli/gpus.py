@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, find_model, non_gpu_kind_and_name, search_models
 from gpunode.catalog.tables import rows
@@ -15,11 +15,11 @@ from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, short_model_name
 from gpunode.cli.screen.text import STATE_MARK, Line, line, span
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.model import Facts, need
+from gpunode.facts.model import Facts, require
+from gpunode.fast_dataclass import dataclass
 from gpunode.steps.gpus import NVIDIA_VENDOR_ID, find_own_gpus
-from gpunode.values import dataclass
 from gpunode.wording import join_names, join_with_and
 
 # More matches would be a list to scroll through: the words were too general.
@@ -51,12 +51,13 @@ def gpus(output: OutputOptions, node: str, names: str) -> None:
 
 
 def _report_node(facts: Facts) -> tuple[GpuReport, ...]:
-    devices = find_own_gpus(need(facts.devices, "which PCI devices there are"))
+    devices = find_own_gpus(require(facts.devices, "which PCI devices there are"))
     if not devices:
         raise Refused(
             "no NVIDIA GPU found on this node",
             why="none of its PCI devices is of vendor 10de with class 0300 or 0302",
-            hint=f"ask about a GPU of another machine by its id or its name:\n{gpunode('gpus', '--gpu', 'Tesla T4')}",
+            hint=f"ask about a GPU of another machine by its id or its name:\n"
+            f"{gpunode_command('gpus', '--gpu', 'Tesla T4')}",
         )
     return _group_models((find_model(device.device), device.address) for device in devices)
 
@@ -123,7 +124,7 @@ def _find_by_name(name: str) -> tuple[GpuModel, ...]:
         raise UsageError(
             f"--gpu {name}: {len(names)} GPUs have such a name",
             why=f"{listed}, …",
-            hint=f"give the full name of one:\n{gpunode('gpus', '--gpu', names[0])}",
+            hint=f"give the full name of one:\n{gpunode_command('gpus', '--gpu', names[0])}",
         )
     return models
 
@@ -140,9 +141,9 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
         "listed": model.listed,
         "assumption": support.assumption or None,
         "driver": {"branch": choice.branch, "kernel_module_type": choice.flavour, "reason": support.reason}
-        if isinstance(choice, Choice)
+        if isinstance(choice, DriverChoice)
         else None,
-        "refusal": None if isinstance(choice, Choice) else {"what": choice.what, "why": choice.why},
+        "refusal": None if isinstance(choice, DriverChoice) else {"what": choice.what, "why": choice.why},
         "branches": [
             {"number": one.number, "kind": one.kind, "maintained": one.is_maintained, "end_of_life": one.eol or None}
             for one in support.branches
@@ -188,7 +189,7 @@ def _support_lines(support: GpuSupport) -> Iterator[Line]:
     model = support.model
     if support.assumption:
         yield from label_rows("assumed", (line(STATE_MARK["waits"], span(support.assumption, "warn"), hang=2),))
-    if isinstance(support.choice, Choice):
+    if isinstance(support.choice, DriverChoice):
         yield from label_rows("driver", (line(support.reason, hang=2),))
     else:
         ended = f", and its fixes ended in {support.end_of_life}" if support.end_of_life else ""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, get_args
 from gpunode import builtin
 from gpunode.catalog.gpus import LIST_GPUS, non_gpu_kind_and_name
 from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
-from gpunode.command import gpunode, sudo_gpunode
+from gpunode.command import gpunode_command, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.toml import line_of, parse
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.journal.announce import Journald
@@ -73,7 +73,7 @@ class RecipeOptions:
                 "--lock and --upgrade contradict each other",
                 why="one pins the versions of a file, the other takes the newest",
                 hint="upgrade one node without --lock, then renew the lock there:\n"
-                f"{gpunode('plan', *self.words, '--upgrade', '--lock', self.lock)}",
+                f"{gpunode_command('plan', *self.words, '--upgrade', '--lock', self.lock)}",
             )
         name_or_path = self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE_NAME)
         base = load_recipe(name_or_path, self.cuda_toolkit)
@@ -102,7 +102,7 @@ def explain_default_recipe(recipe_options: RecipeOptions) -> str:
     if recipe_options.recipe or recipe_options.runtime:
         return ""
     description = builtin.read_recipe(_BARE_METAL_RECIPE_NAME).description
-    listed = gpunode("recipe", "list")
+    listed = gpunode_command("recipe", "list")
     return f"no recipe was named, so this is {_BARE_METAL_RECIPE_NAME} ({description}); `{listed}` shows the others"
 
 

@@ -14,14 +14,14 @@ from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, line, span, warning_line
 from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import output as output_files
 from gpunode.host.capture import CAPTURE_INDEX_NAME
-from gpunode.kubernetes.forms import OUTPUT_FOLDERS, RENDERED_PATHS, has_header, make_files, may_leave_objects
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.render import GITOPS_FORMS, RENDER_FORMS, render_cluster
+from gpunode.kubernetes.render_formats import OUTPUT_FOLDERS, RENDERED_PATHS, has_header, make_files, may_leave_objects
 from gpunode.kubernetes.user_pod import format_user_pod
-from gpunode.values import dataclass
-from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
+from gpunode.workflow.cluster_node import derive_cluster_node, derive_node_name
 
 _CAPTURE_SUFFIXES: Final = (".tar.gz", ".tgz", ".json")
 

@@ -11,7 +11,7 @@ from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, line, next_command_line
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import VersionDifference, parse, render, version_differences
@@ -31,7 +31,7 @@ def read_lock(file: str, recipe_words: Sequence[str] = ()) -> VersionLock:
         raise UsageError(
             f"{what} {file}",
             why=capture.error,
-            hint=f"on a node that is set up, this writes it:\n{gpunode('plan', *recipe_words, '--lock', file)}",
+            hint=f"on a node that is set up, this writes it:\n{gpunode_command('plan', *recipe_words, '--lock', file)}",
         )
     try:
         return parse(capture.data.decode(), file)

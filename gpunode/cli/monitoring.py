@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpunode import __version__
 from gpunode.cli import CommandExit
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import GpunodeError, UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def run_npd_plugin(*, alone: bool) -> None:
     if not alone:
         raise UsageError(
             "--npd must be given alone", why="node-problem-detector reads one line about this machine",
-            hint=str(gpunode("doctor", "--npd")),
+            hint=str(gpunode_command("doctor", "--npd")),
         )  # fmt: skip
     from gpunode.cli.doctor import collect_evidence
     from gpunode.workflow.doctor import diagnose_evidence

@@ -16,7 +16,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, escape_controls, line, span, warning_line
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.wording import format_seconds
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
@@ -191,7 +191,7 @@ class Screen(ReportScreen):
         Raises:
             UsageError: if nobody can answer, or the answer is no.
         """
-        hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
+        hint = f"name another file, or overwrite this one:\n{gpunode_command('capture', '--force', file)}"
         if why := self._why_nobody_answers():
             raise UsageError(f"{file} exists", why=f"{why}; nothing was written", hint=hint)
         if self._ask_person(f"{escape_controls(file)} exists. Overwrite it? [y/N] ").lower() not in {"y", "yes"}:

@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.screen.printer import LiveLine, standard_output, write_answer
 from gpunode.cli.screen.text import BLANK_LINE, Line, line
 from gpunode.errors import GpunodeError, ProblemFound, Undetermined
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -19,7 +19,7 @@ from gpunode.cli.screen.text import (
     span,
     warning_line,
 )
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import render
 from gpunode.redaction.secrets import redact_text as redact
@@ -47,7 +47,7 @@ def show_recipe(name: str, output: OutputOptions) -> None:
 
 def check_recipe(file: str, output: OutputOptions) -> None:
     """Check that a recipe is valid on any node."""
-    from gpunode.steps.daemons import refuse_mps_with_others
+    from gpunode.steps.daemons import find_mps_conflict_refusal
     from gpunode.steps.mig import wanted_layout
 
     recipe = load_recipe(file)
@@ -57,7 +57,7 @@ def check_recipe(file: str, output: OutputOptions) -> None:
 
             refuse_bad_tables(recipe)
         wanted_layout(recipe, ())
-        if refused := refuse_mps_with_others(recipe):
+        if refused := find_mps_conflict_refusal(recipe):
             raise refused.as_error()
     except Refused as error:
         raise Refused(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
@@ -85,7 +85,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
     """Return lines that report ``file`` as valid, with the next command."""
-    return line(STATE_MARK["done"], what, hang=2), next_command_line(gpunode("plan", file))
+    return line(STATE_MARK["done"], what, hang=2), next_command_line(gpunode_command("plan", file))
 
 
 def _write_new_file(path: Path, text: str) -> None:

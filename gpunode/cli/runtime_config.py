@@ -22,6 +22,7 @@ from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, repo
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
@@ -30,11 +31,10 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, find_runtime
 from gpunode.runtimes.model import INSTALLED_TOOLKIT_PROGRAM, TOOLKIT_PROGRAM_NAME, EditMode
 from gpunode.steps.runtime import refuse_missing_default_program
-from gpunode.values import dataclass
 from gpunode.wording import join_with_and
-from gpunode.workflow import ctk, edits
+from gpunode.workflow import ctk, ctk_plan
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditResult
-from gpunode.workflow.edits import CtkPlan
+from gpunode.workflow.ctk_plan import CtkPlan
 from gpunode.workflow.recovery import describe_interrupted_run, note_other_run
 
 _EDIT_MODES = ("auto", "in-place", "drop-in")
@@ -79,7 +79,7 @@ class RuntimeRequest:
         notes: warnings about the options.
     """
 
-    row: Runtime
+    runtime: Runtime
     desired: DesiredConfig
     dumps: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     Raises:
         UsageError: a value is not allowed, or two options contradict each other.
     """
-    _refuse_unknown("--runtime", options.runtime, [row.id for row in RUNTIMES])
-    row = find_runtime(options.runtime)
+    _refuse_unknown("--runtime", options.runtime, [runtime.id for runtime in RUNTIMES])
+    runtime = find_runtime(options.runtime)
     if not options.name:
         raise UsageError(
             "--nvidia-runtime-name is empty",
@@ -107,19 +107,19 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
             why="NVIDIA has deprecated them; CDI and the NVIDIA runtime have taken their place",
             hint="leave --config-mode out; podman and CRI-O use CDI: gpunode ctk runtime configure --runtime=podman",
         )
-    mode, drop_in = _choose_mode(options, row)
+    mode, drop_in = _choose_mode(options, runtime)
     if not options.path:
         raise UsageError(
             "--nvidia-runtime-path is empty",
             why="a runtime without a program prevents docker from starting",
             hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
         )
-    notes = tuple(_option_notes(options, row))
+    notes = tuple(_option_notes(options, runtime))
     desired = DesiredConfig(
         handler=options.name,
         binary=options.path,
         default=options.default,
-        enable_cdi=options.cdi and row.cdi_support == "switch",
+        enable_cdi=options.cdi and runtime.cdi_support == "switch",
         mode=mode,
         config=resolve_file_option("--config", options.config, root),
         drop_in=drop_in,
@@ -129,7 +129,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     dumps = _DUMP_COMMANDS.get(options.runtime, ()) if options.source == "command" else ()
     if options.executable:
         dumps = tuple((options.executable, *words[1:]) for words in dumps[:1])
-    return RuntimeRequest(row, desired, dumps, notes)
+    return RuntimeRequest(runtime, desired, dumps, notes)
 
 
 def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
         raise unknown_value_error(option, value, allowed)
 
 
-def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[EditMode, str]:
+def _choose_mode(options: RuntimeOptions, runtime: Runtime) -> tuple[EditMode, str]:
     """Return the mode and the drop-in file."""
     if not options.drop_in:
         return ("in-place" if options.drop_in == "" else options.mode), ""  # type: ignore[return-value]  # checked before
@@ -147,33 +147,33 @@ def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[EditMode, str]:
             why="the first edits the configuration itself, the second writes another file",
             hint="leave one of them out",
         )
-    if not row.drop_in:
+    if not runtime.drop_in:
         raise UsageError(
-            f"{row.id} reads no drop-ins",
-            why=f"{row.config} is the only configuration that it reads, so --drop-in-config has no meaning for it",
+            f"{runtime.id} reads no drop-ins",
+            why=f"{runtime.config} is the only configuration that it reads, so --drop-in-config has no meaning for it",
             hint="leave --drop-in-config out",
         )
     if not options.drop_in.startswith("/"):
         raise UsageError(
             f"--drop-in-config={options.drop_in} is not an absolute path",
-            why=f"the daemon that reads it has another working folder; {row.id}'s usual one is {row.drop_in}",
-            hint=f"give the absolute path: --drop-in-config={row.drop_in}",
+            why=f"the daemon that reads it has another working folder; {runtime.id}'s usual one is {runtime.drop_in}",
+            hint=f"give the absolute path: --drop-in-config={runtime.drop_in}",
         )
     return "drop-in", options.drop_in
 
 
-def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
+def _option_notes(options: RuntimeOptions, runtime: Runtime) -> Iterator[str]:
     """Yield a note for each option that has no effect."""
     if options.drop_in == "" and options.mode == "drop-in":
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
     if options.config_mode not in _FILE_CONFIG_MODES:
         yield f"--config-mode={options.config_mode} is unknown and ignored; {options.runtime} is configured by its file"
-    if options.cdi and row.cdi_support != "switch":
+    if options.cdi and runtime.cdi_support != "switch":
         yield f"--cdi.enabled is ignored: {options.runtime} already has CDI enabled"
-    if options.enable_cri and not row.has_cri_plugin:
+    if options.enable_cri and not runtime.has_cri_plugin:
         yield f"--enable-cri is ignored: {options.runtime} has no CRI plugin"
-    if row.cdi_support == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
-        yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
+    if runtime.cdi_support == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
+        yield f"{runtime.id} uses GPUs as CDI devices, so options about a runtime are ignored"
     if options.executable and (options.runtime not in _DUMP_COMMANDS or options.source == "file"):
         yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
     if options.source == "command" and options.runtime not in _DUMP_COMMANDS:
@@ -365,18 +365,18 @@ def configure(options: RuntimeOptions, output: OutputOptions, root: str, permiss
         plan = _plan_configure(host, request, footprint)
         if plan.target:
             refuse_missing_default_program(plan.target, plan.missing_program)
-        edits.refuse_missing_specification_writer(plan)
+        ctk_plan.refuse_missing_specification_writer(plan)
         return plan
 
     run_edit("ctk runtime configure", "configure", make_plan, output, root_folder, permissions)
 
 
 def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
-    if not request.row.unit:
-        return edits.plan_cdi_specification(host, request.row, request.notes, image=host.root != "/")
-    target = edits.find_target(host, request.row, request.desired, request.dumps, image=host.root != "/")
+    if not request.runtime.unit:
+        return ctk_plan.plan_cdi_specification(host, request.runtime, request.notes, image=host.root != "/")
+    target = ctk_plan.find_target(host, request.runtime, request.desired, request.dumps, image=host.root != "/")
     target = replace(target, notes=(*request.notes, *target.notes))
-    return edits.plan_configure_edit(host, target, footprint.files, host.root)
+    return ctk_plan.plan_configure_edit(host, target, footprint.files, host.root)
 
 
 def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
@@ -385,8 +385,8 @@ def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permi
     request = parse_options(options, root_folder)
 
     def make_plan(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        target = edits.find_target(host, request.row, request.desired, image=root_folder != "/")
-        return edits.plan_unconfigure_edit(host, target, footprint.files)
+        target = ctk_plan.find_target(host, request.runtime, request.desired, image=root_folder != "/")
+        return ctk_plan.plan_unconfigure_edit(host, target, footprint.files)
 
     run_edit("ctk runtime unconfigure", "unconfigure", make_plan, output, root_folder, permissions)
 
@@ -490,7 +490,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
-        standard_output().print_raw(b"\n".join(edits.preview_contents(plan)).decode("utf-8", "surrogateescape"))
+        standard_output().print_raw(b"\n".join(ctk_plan.preview_contents(plan)).decode("utf-8", "surrogateescape"))
         if not output.quiet:
             standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
     answer = _edit_envelope(command, plan, plan.files)
@@ -516,10 +516,10 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
     store, host = Store(root_folder), LocalHost(root_folder)
     other = note_other_run(store)
     plan = _plan_check(host, request, _read_footprint(store)[0]).with_notes(*other)
-    if request.row.unit or plan.changed_files:
+    if request.runtime.unit or plan.changed_files:
         verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=root_folder == "/")
     else:
-        verdict = ctk.check_cdi_devices(host, request.row, image=root_folder != "/")
+        verdict = ctk.check_cdi_devices(host, request.runtime, image=root_folder != "/")
     next_step = local_reload_command(host, plan, failed=verdict.failed) if root_folder == "/" else ""
     screen = output.open_screen()
     screen.put(*verdict_lines(plan, verdict, screen.argv, next_step, verbose=output.verbose))

@@ -16,11 +16,11 @@ from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
 from gpunode.cli.signals import handle_signals, interruptible_wait
 from gpunode.errors import GpunodeError, Interrupted, Terminated
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
-from gpunode.values import dataclass
 from gpunode.workflow.events import Notice
 
 if TYPE_CHECKING:

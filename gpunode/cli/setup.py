@@ -43,10 +43,10 @@ from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partia
 from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import GpunodeError, RebootRequired, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, reboot_suffices
-from gpunode.values import dataclass
 from gpunode.wording import count_noun, format_seconds
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record

@@ -24,7 +24,7 @@ from gpunode.cli.screen.text import (
     warning_line,
 )
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
 from gpunode.wording import join_names
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def status_lines(facts: Facts, state: NodeStatus) -> Iterator[Line]:
     yield node_line(facts)
     yield Line()
     yield from label_rows("GPU", _gpu_rows(state))
-    is_removed = isinstance(facts.packages, Known) and not known(facts.run_installer, default=False)
+    is_removed = isinstance(facts.packages, Known) and not value_or(facts.run_installer, default=False)
     yield from label_rows("driver", _driver_lines(state, may_be_removed=is_removed))
     yield from label_rows("kernels", _kernel_lines(state))
     if state.held_packages:

@@ -13,12 +13,12 @@ from gpunode.cli.runtime_config import EditPermissions, resolve_file_option, run
 from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.session import LOCK_TIMEOUT_S
 from gpunode.errors import UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
-from gpunode.values import dataclass
-from gpunode.workflow import edits
-from gpunode.workflow.edits import CtkPlan, preview_contents
+from gpunode.workflow import ctk_plan
+from gpunode.workflow.ctk_plan import CtkPlan, preview_contents
 
 _CONFIG_SUBPATH = "nvidia-container-runtime/config.toml"
 _WITHOUT_ROOT_HINT = "without --in-place and --output it prints what it would write, and needs no root"
@@ -56,7 +56,7 @@ def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: Out
     target = path if options.in_place else resolve_file_option("--output", options.output, root_folder)
     _write_or_print(
         "ctk config",
-        lambda host: edits.plan_toolkit_config(host, path, desired, target),
+        lambda host: ctk_plan.plan_toolkit_config(host, path, desired, target),
         root_folder,
         target,
         options,
@@ -68,7 +68,7 @@ def write_default_config(options: ToolkitConfigOptions, output: OutputOptions) -
     """Print or write the configuration of a new installation."""
     root_folder = validate_root(options.root)
     target = resolve_file_option("--output", options.output, root_folder)
-    plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.TOOLKIT_CONFIG)  # noqa: E731
+    plan_edit = lambda host: ctk_plan.plan_new_toolkit_config(host, target or toolkit.TOOLKIT_CONFIG)  # noqa: E731
     _write_or_print("ctk config default", plan_edit, root_folder, target, options, output)
 
 

@@ -27,12 +27,12 @@ from gpunode.errors import (
     VerifyFailed,
 )
 from gpunode.facts.evidence import Probe
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.packages import deb
 from gpunode.steps.packages import find_packages_leaving_first
-from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 from gpunode.workflow.converge import survey
 from gpunode.workflow.live_state import read_package_database

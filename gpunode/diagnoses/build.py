@@ -37,7 +37,7 @@ from gpunode.facts.items import (
 )
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _BUILD_LOG_KINDS: Final = frozenset(
     {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
 from gpunode.diagnoses.traits import GPU_COUNT_TRAIT_NAME, TRAITS, Reason, Trait, TraitSource, TraitWeight, gpu_slots
 from gpunode.diagnoses.views import pci
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
 _CORE_TRAIT_KINDS: Final = ("devices", "driver", "kernel", "modules", "packages")

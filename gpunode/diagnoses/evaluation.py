@@ -30,10 +30,10 @@ def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
     if found and is_ruled_out(rule, snapshot):
         return ()
-    return (_doubt_typed_lines(snapshot, proof) for proof in found or _evaluate_signs(rule, snapshot))
+    return (_cap_confidence_of_typed_lines(snapshot, proof) for proof in found or _evaluate_signs(rule, snapshot))
 
 
-def _doubt_typed_lines(snapshot: Snapshot, proof: Proof) -> Proof:
+def _cap_confidence_of_typed_lines(snapshot: Snapshot, proof: Proof) -> Proof:
     """Return the proof, at most likely if a person may have typed or quoted all its lines."""
     lines = [citation for citation in proof.citations if citation.line_number is not None]
     if not lines or any(prose.is_program_output(snapshot, line) for line in lines):

@@ -28,7 +28,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import boards, faults, kernel, recovery, smi_query
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 # Xids that follow a memory fault: programs end, and the driver asks for a reset.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.cause_texts import CauseText, find_text
 from gpunode.diagnoses.commands import Command, Shell, command, join_commands, lacks_gpu_address
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot

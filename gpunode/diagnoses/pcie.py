@@ -16,7 +16,7 @@ from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, ke
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links, virtualization
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # ---- lanes
 

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT_REPOSITORY
@@ -267,7 +267,7 @@ def install_driver(snapshot: Snapshot, text: str) -> Fix:
     The step ``driver`` alone would lack the repository, headers and loading.
     """
     models = snapshot.view(gpu_models.gpu_models_if_all_known)
-    if can_run_setup(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
+    if can_run_setup(snapshot) and not (models and isinstance(choose_driver(models, Driver()), Refusal)):
         return Fix("install", text, (_GPUNODE_SETUP_COMMAND,))
     return _install_from_packages(snapshot, text)
 
@@ -350,7 +350,11 @@ def _branches_for_node_gpus(snapshot: Snapshot) -> list[Branch]:
     """Return the maintained branches that support the known GPUs of this node."""
     models = snapshot.view(gpu_models.gpu_models)
     active = (branch for branch in branches.all_branches() if branch.is_maintained)
-    return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
+    return [
+        one
+        for one in active
+        if not models or isinstance(choose_driver(models, Driver(version=str(one.number))), DriverChoice)
+    ]
 
 
 def install_guest_driver(text: str, when: str = "") -> Fix:
@@ -508,7 +512,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     version = snapshot.view(driver.loaded_version)
     is_driven_by_open = driver.works(snapshot) and version is not None and version.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)
-    choice = choose(models, Driver()) if models else None
+    choice = choose_driver(models, Driver()) if models else None
     is_old = (
         last is not None and last < _OLDEST_MAINTAINED_BRANCH and all(model.first_branch <= last for model in models)
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _REPORT_WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
 # The beginning of a long text characterizes it; a whole journal contains every word.

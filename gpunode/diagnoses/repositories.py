@@ -19,8 +19,8 @@ from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.packages.deb import sources as source_lists
-from gpunode.values import dataclass
 
 RepositoryOwner: TypeAlias = Literal["cuda", "toolkit", "other"]
 

@@ -19,7 +19,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # Compute mode.
 

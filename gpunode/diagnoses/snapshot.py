@@ -25,7 +25,7 @@ from gpunode.facts.items import EvidenceItem, split_items
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # broken: the root cause is here. warning: it will break, or is degraded. affected: a consequence shows here.
 # works: it was seen working. no-fault: it was examined and shows no fault.
@@ -67,7 +67,7 @@ def _nvml_gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
     return answer.gpus if answer else ()
 
 
-def _look_at_bus(snapshot: Snapshot) -> tuple[State, str]:
+def _bus_state(snapshot: Snapshot) -> tuple[State, str]:
     found = snapshot.view(pci.pci_gpus)
     names = dict.fromkeys(gpu.model.name if gpu.model else _short_name(gpu.name) for gpu in found)
     if found:
@@ -79,14 +79,14 @@ def _short_name(name: str) -> str:
     return name.partition("[")[2].partition("]")[0] or name.replace("NVIDIA Corporation", "").strip()
 
 
-def _look_at_kernel(snapshot: Snapshot) -> tuple[State, str]:
+def _kernel_state(snapshot: Snapshot) -> tuple[State, str]:
     release = snapshot.view(system.running_kernel)
     distribution = snapshot.view(system.find_distro)
     parts = [distribution.name if distribution else "", release]
     return ("no-fault" if release else "unknown"), ", ".join(part for part in parts if part)
 
 
-def _look_at_driver(snapshot: Snapshot) -> tuple[State, str]:
+def _driver_state(snapshot: Snapshot) -> tuple[State, str]:
     loaded = snapshot.view(driver.loaded_version)
     if loaded:
         flavour = {True: ", open modules", False: ", proprietary modules", None: ""}[loaded.is_open]
@@ -98,13 +98,13 @@ def _look_at_driver(snapshot: Snapshot) -> tuple[State, str]:
     return ("no-fault", "not loaded") if modules.is_module_loaded(snapshot, "nvidia") is False else ("unknown", "")
 
 
-def _look_at_gpus(snapshot: Snapshot) -> tuple[State, str]:
+def _gpu_state(snapshot: Snapshot) -> tuple[State, str]:
     if gpus := _nvml_gpus(snapshot):
         return "works", f"{len(gpus)} answer"
     return ("no-fault", "nvidia-smi answers") if driver.works(snapshot) else ("unknown", "")
 
 
-def _look_at_fabric(snapshot: Snapshot) -> tuple[State, str]:
+def _fabric_state(snapshot: Snapshot) -> tuple[State, str]:
     switches = snapshot.view(pci.nvswitches)
     if switches:
         return "no-fault", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
@@ -113,14 +113,14 @@ def _look_at_fabric(snapshot: Snapshot) -> tuple[State, str]:
     return ("absent", "no NVSwitch") if pci.is_bus_listed(snapshot) else ("unknown", "")
 
 
-def _look_at_libraries(snapshot: Snapshot) -> tuple[State, str]:
+def _libraries_state(snapshot: Snapshot) -> tuple[State, str]:
     library = snapshot.view(driver.library_version)
     cuda = snapshot.view(driver.cuda_version)
     parts = [library.version if library else "", f"CUDA {cuda.version}" if cuda else ""]
     return ("no-fault" if any(parts) else "unknown"), ", ".join(part for part in parts if part)
 
 
-def _look_at_toolkit(snapshot: Snapshot) -> tuple[State, str]:
+def _toolkit_state(snapshot: Snapshot) -> tuple[State, str]:
     names = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
     for package in filter(None, map(snapshot.view(packages.listed_packages).get, names)):
         if package.is_installed:
@@ -131,7 +131,7 @@ def _look_at_toolkit(snapshot: Snapshot) -> tuple[State, str]:
     return ("no-fault", "") if any(item.outcome == "ok" for item in asked) else ("unknown", "")
 
 
-def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
+def _runtime_state(snapshot: Snapshot) -> tuple[State, str]:
     answers = {
         "docker": snapshot.items_of("docker-info", "docker-version"),
         "containerd": snapshot.items_of("containerd-config", "crictl"),
@@ -145,13 +145,13 @@ def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
     return ("no-fault" if runtimes_text else "unknown"), runtimes_text
 
 
-def _look_at_packages(snapshot: Snapshot) -> tuple[State, str]:
+def _packages_state(snapshot: Snapshot) -> tuple[State, str]:
     known = snapshot.view(packages.listed_packages)
     manager = system.package_manager(snapshot)
     return ("no-fault", f"{manager}: {len(known)} listed") if known else ("unknown", "")
 
 
-def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
+def _kubernetes_state(snapshot: Snapshot) -> tuple[State, str]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
         return ("no-fault", kubelet.value.kind) if kubelet.value else ("absent", "no kubelet")
@@ -160,20 +160,20 @@ def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
 
 
 _TITLE_AND_READER_BY_LAYER: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {
-    "pci": ("PCI bus", _look_at_bus),
-    "gpu": ("GPU", _look_at_gpus),
-    "kernel": ("kernel", _look_at_kernel),
-    "packages": ("packages", _look_at_packages),
-    "driver": ("driver", _look_at_driver),
-    "fabric": ("NVLink", _look_at_fabric),
-    "libraries": ("libraries", _look_at_libraries),
-    "toolkit": ("toolkit, CDI", _look_at_toolkit),
-    "runtime": ("container runtime", _look_at_runtime),
+    "pci": ("PCI bus", _bus_state),
+    "gpu": ("GPU", _gpu_state),
+    "kernel": ("kernel", _kernel_state),
+    "packages": ("packages", _packages_state),
+    "driver": ("driver", _driver_state),
+    "fabric": ("NVLink", _fabric_state),
+    "libraries": ("libraries", _libraries_state),
+    "toolkit": ("toolkit, CDI", _toolkit_state),
+    "runtime": ("container runtime", _runtime_state),
     "programs": (
         "programs",
         lambda node: ("no-fault" if node.items_of("application", "container-run") else "unknown", ""),
     ),
-    "kubernetes": ("Kubernetes", _look_at_kubernetes),
+    "kubernetes": ("Kubernetes", _kubernetes_state),
 }
 LAYER_TITLES: Final[Mapping[StackLayer, str]] = {
     layer: title for layer, (title, _) in _TITLE_AND_READER_BY_LAYER.items()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from gpunode.catalog import branches
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command
@@ -40,8 +40,8 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, gpu_models, kernel, modules, packages, virtualization
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern, parse_int
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe import Driver
-from gpunode.values import dataclass
 
 LEGACY_GPU_CAUSE: Final = "gpu-legacy-unsupported-by-branch"
 NEW_GPU_CAUSE: Final = "gpu-too-new-for-driver"
@@ -215,8 +215,8 @@ def _drives_other_gpus(snapshot: Snapshot) -> bool:
 
 def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the advice to keep the driver if it supports other GPUs and no maintained driver supports all."""
-    common = choose([card.model for card in snapshot.view(gpu_models.whole_gpus)], Driver())
-    if _drives_other_gpus(snapshot) and not isinstance(common, Choice):
+    common = choose_driver([card.model for card in snapshot.view(gpu_models.whole_gpus)], Driver())
+    if _drives_other_gpus(snapshot) and not isinstance(common, DriverChoice):
         text = f"leave the driver as it is for the GPUs that it supports: {common.what} ({common.why})"
         yield manual_step("hardware", f"{text}; to use this GPU, put it into another machine")
 
@@ -234,9 +234,11 @@ def _install_step(snapshot: Snapshot, *, keep_branch: bool = False) -> Fix:
     here = branches.find(snapshot.view(installed_driver).branch)
     if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")
-    choice = choose(models, Driver(version=str(here.number))) if keep_branch and here and here.is_maintained else None
-    chosen = choice if isinstance(choice, Choice) else choose(models, Driver())
-    if can_run_setup(snapshot) and isinstance(chosen, Choice):
+    choice = (
+        choose_driver(models, Driver(version=str(here.number))) if keep_branch and here and here.is_maintained else None
+    )
+    chosen = choice if isinstance(choice, DriverChoice) else choose_driver(models, Driver())
+    if can_run_setup(snapshot) and isinstance(chosen, DriverChoice):
         # By its number, since an installed maintained branch would be kept otherwise.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))

@@ -18,12 +18,12 @@ from gpunode.diagnoses import prose, symptoms
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
-from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import COMMAND_WAS_RUN, Snapshot, cite_shown
+from gpunode.diagnoses.user_phrases import SYMPTOM_NEEDED, USER_PHRASES
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 MAX_SUSPECTS: Final = 3
 # Suspects that share a step.
@@ -48,24 +48,24 @@ class RankedSuspect:
 
     Attributes:
         probability: among all suspects.
-        has_own_words: a person's description of the machine supports it.
+        has_user_phrase: a person's description of the machine supports it.
         has_failure_line: a program's own line about a failure is among its symptoms.
         has_symptom: a line shows one of its symptoms, or tells of it; else only its setting, or similar words.
     """
 
     suspect: Suspect
     probability: float
-    has_own_words: bool
+    has_user_phrase: bool
     has_failure_line: bool
     has_symptom: bool = True
 
 
-def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
+def standalone_probability(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
     """Return the probability of the first suspect if people's descriptions support it alone, else 0."""
-    if not ranked or not (ranked[0].has_failure_line and ranked[0].has_own_words):
+    if not ranked or not (ranked[0].has_failure_line and ranked[0].has_user_phrase):
         return 0.0
     follows = rules[ranked[0].suspect.cause].explains
-    rivals = any(one.has_own_words and one.suspect.cause not in follows for one in ranked[1:])
+    rivals = any(one.has_user_phrase and one.suspect.cause not in follows for one in ranked[1:])
     return 0.0 if rivals else ranked[0].probability
 
 
@@ -104,7 +104,7 @@ def rank_suspects(
             continue
         asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
-        words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
+        words = _find_user_phrases(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: current[sign] for sign in seen}, cause_counts) + bool(told))
             + _CONTEXT_SIGN_WEIGHT * bool(context or words or names_own_xid)
@@ -123,9 +123,9 @@ def rank_suspects(
     return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in candidates)
 
 
-def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
+def _find_user_phrases(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
     """Return the lines in which people, not programs, describe something that supports the cause."""
-    words = OWN_WORDS.get(cause)
+    words = USER_PHRASES.get(cause)
     if words is None or (cause in SYMPTOM_NEEDED and not snapshot.view(SYMPTOM_NEEDED[cause])):
         return ()
     lines = snapshot.matching_lines(words)

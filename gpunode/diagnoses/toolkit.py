@@ -28,7 +28,7 @@ from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.diagnoses.views.runtimes import container_engine
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.items import PACKAGE_NOT_FOUND_AFTER_NAME, PACKAGE_NOT_FOUND_BEFORE_NAME
-from gpunode.facts.model import Known, known
+from gpunode.facts.model import Known, value_or
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 
 _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
@@ -268,7 +268,7 @@ def _give_current_instructions(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _find_deleted_toolkit_program(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the program that runtimes run is missing although its package is installed."""
-    program, listed = snapshot.facts.toolkit_program, known(snapshot.facts.packages, {})
+    program, listed = snapshot.facts.toolkit_program, value_or(snapshot.facts.packages, {})
     there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
     has_program = not set(TOOLKIT_PACKAGES[:2]).isdisjoint(there)  # the libraries alone (enroot) have no program
     if isinstance(program, Known) and not program.value and has_program:

@@ -20,8 +20,8 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
+from gpunode.fast_dataclass import dataclass
 from gpunode.toml import loads
-from gpunode.values import dataclass
 
 # likely: often breaks GPU nodes by itself. possible: can break them. background: rarely explains a fault.
 TraitWeight: TypeAlias = Literal["likely", "possible", "background"]

@@ -67,7 +67,7 @@ def find_error_beside_fault(snapshot: Snapshot, known_lines: Collection[Citation
     return OpenQuestion(question, (EXAMINE_NODE_COMMAND,), lines)
 
 
-def find_told_failure(snapshot: Snapshot) -> OpenQuestion | None:
+def find_described_failure(snapshot: Snapshot) -> OpenQuestion | None:
     """Return the question that the author's own words raise if a pasted report shows nothing but a working driver."""
     told = (
         cite(item, number)

@@ -23,7 +23,7 @@ from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _MISMATCH: Final = Pattern(
     r"(?i)driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"

@@ -25,4 +25,4 @@ def family(distro: Distro) -> Family | None:
 def list_supported_distros() -> str:
     """Return the supported releases as people write them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
     versions = releases.supported_versions()
-    return " and ".join(f"{one.name} {join_with_and(versions[one.id])}" for one in DISTROS)
+    return " and ".join(f"{family.name} {join_with_and(versions[family.id])}" for family in DISTROS)

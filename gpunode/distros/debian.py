@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
@@ -23,21 +23,21 @@ _KERNEL_FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "clou
 _FIRST_KERNEL_WITH_PROXMOX_NAMES = "6.5"
 
 
-def dkms_package(choice: Choice) -> str:
+def dkms_package(choice: DriverChoice) -> str:
     """Return the package that builds the kernel modules."""
     if choice.source == "distro":
-        from gpunode.distros import own_driver  # loaded on use: few recipes take it
+        from gpunode.distros import distro_driver  # loaded on use: few recipes take it
 
-        return own_driver.debian_dkms_package(choice)
+        return distro_driver.debian_dkms_package(choice)
     return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
-def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
+def driver_packages(choice: DriverChoice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages to request from apt; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
-        from gpunode.distros import own_driver
+        from gpunode.distros import distro_driver
 
-        return own_driver.debian_packages(choice, scope)
+        return distro_driver.debian_packages(choice, scope)
     modules = (dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
         return (_driver_meta_package(choice), *modules)
@@ -45,7 +45,7 @@ def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     return ("nvidia-driver-cuda", *media, *modules)
 
 
-def _driver_meta_package(choice: Choice) -> str:
+def _driver_meta_package(choice: DriverChoice) -> str:
     if choice.flavour == "open":
         return "nvidia-open"
     return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"

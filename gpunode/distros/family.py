@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.facts.model import Kernels
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.recipe import DriverScope, DriverSource
-from gpunode.values import dataclass
 
 TOOLKIT_PACKAGES = (
     PackageId("nvidia-container-toolkit"),
@@ -40,8 +40,8 @@ class Family:
     name: str
     origins: tuple[str, ...]
     cuda_archive_origins: tuple[str, ...]
-    driver_packages: Callable[[Choice, DriverScope], tuple[str, ...]]
-    dkms_package: Callable[[Choice], str]
+    driver_packages: Callable[[DriverChoice, DriverScope], tuple[str, ...]]
+    dkms_package: Callable[[DriverChoice], str]
     headers_package: Callable[[str], PackageId]
     headers_metapackages: Callable[[str, Mapping[PackageId, PackageState]], tuple[str, ...]]
     signs_own_modules: bool

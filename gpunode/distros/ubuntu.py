@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.facts.patterns import Pattern
@@ -24,21 +24,21 @@ _KERNEL_IMAGE_PREFIX = "linux-image-"
 _META_PACKAGE_SERIES_SUFFIX = Pattern(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
 
 
-def dkms_package(choice: Choice) -> str:
+def dkms_package(choice: DriverChoice) -> str:
     """Return the package that builds the kernel modules; for Ubuntu's own driver, one that needs prebuilt ones."""
     if choice.source == "distro":
-        from gpunode.distros import own_driver  # loaded on use: few recipes take it
+        from gpunode.distros import distro_driver  # loaded on use: few recipes take it
 
-        return own_driver.ubuntu_headless_package(choice)
+        return distro_driver.ubuntu_headless_package(choice)
     return f"{_with_branch_suffix('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
 
 
-def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
+def driver_packages(choice: DriverChoice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages to request from apt; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
-        from gpunode.distros import own_driver
+        from gpunode.distros import distro_driver
 
-        return own_driver.ubuntu_packages(choice, scope)
+        return distro_driver.ubuntu_packages(choice, scope)
     modules = (dkms_package(choice), _persistence_package(choice))
     if scope == "full":
         return (_with_branch_suffix("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
@@ -48,13 +48,13 @@ def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     return (*libraries, *smi, *modules)
 
 
-def _persistence_package(choice: Choice) -> str:
+def _persistence_package(choice: DriverChoice) -> str:
     if choice.branch >= _FIRST_BRANCH_WITH_PERSISTENCED:
         return "nvidia-persistenced"
     return _with_branch_suffix("nvidia-compute-utils", choice)
 
 
-def _with_branch_suffix(name: str, choice: Choice) -> str:
+def _with_branch_suffix(name: str, choice: DriverChoice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpunode.change import FileChange, FileState, restrict_writes_to_root
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, value_or
 
 _GROUP, _OTHERS = 0o020, 0o002
 
@@ -21,7 +21,7 @@ def describe_nonroot_writers(state: FileState) -> str:
 
 def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
     """Return the changes of owner and mode after which only root can write to the files."""
-    states = ((path, known(facts.file(path), None)) for path in dict.fromkeys(paths))
+    states = ((path, value_or(facts.file(path), None)) for path in dict.fromkeys(paths))
     return tuple(
         FileChange(path, state, restrict_writes_to_root(state))
         for path, state in states

@@ -15,7 +15,7 @@ from typing import Any
 from gpunode import yaml
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _SPEC_FILE_ENDINGS = (".yaml", ".json")
 _DRIVER_VERSION_IN_PATH = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")

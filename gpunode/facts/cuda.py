@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gpunode.facts.evidence import Capture
 from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_values
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 CUDA_ANSWER_SCHEMA_VERSION = 1
 

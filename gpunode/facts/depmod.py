@@ -12,7 +12,7 @@ from typing import Final
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import DEPMOD_FOLDERS
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _DEFAULT_SEARCH_ORDER: Final = ("updates", "built-in")
 _REGEX_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")

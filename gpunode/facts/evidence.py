@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 NOT_CAPTURED_REASON: Final = "not captured"
 """The error of a probe that is missing from a capture: it was never run, so it did not fail."""

@@ -16,7 +16,7 @@ from gpunode.facts.examination import command_probe
 from gpunode.facts.layout import read_layout
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import find_matches, read_text
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _MIB: Final = 1 << 20
 _SMI_TIMEOUT_S: Final = 10.0

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # A version may hold a hyphen (25.3.0-rc.2), and so may a name (gpu-operator).
 _CHART_NAME_AND_VERSION: Final = Pattern(r"(.+?)-(v?\d+\.\d+\.\d+.*)")

@@ -23,7 +23,7 @@ from gpunode.facts.sources import (
     identify_source,
     program_name,
 )
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _VERSION_PARTS = Pattern(r"(\D*)(\d*)")
 # Files that grub-mkconfig skips, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.

@@ -14,7 +14,17 @@ from string import Template
 from typing import Final
 
 from gpunode.facts import systemd
-from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, MisreadKubelet, Unknown, known
+from gpunode.facts.model import (
+    CgroupDriver,
+    Fact,
+    Facts,
+    Known,
+    Kubelet,
+    KubeletKind,
+    MisreadKubelet,
+    Unknown,
+    value_or,
+)
 from gpunode.facts.patterns import Pattern
 
 _KUBEADM_CONFIG_FILE: Final = "/var/lib/kubelet/config.yaml"
@@ -143,7 +153,7 @@ def _presence_rank(facts: Facts, kind: KubeletKind) -> int:
         return 3
     if any(unit.state.enabled for unit in here):
         return 2
-    return 1 if here or (kind in _PRODUCT_MARKS and known(facts.file(_PRODUCT_MARKS[kind]), None) is not None) else 0
+    return 1 if here or (kind in _PRODUCT_MARKS and value_or(facts.file(_PRODUCT_MARKS[kind]), None) is not None) else 0
 
 
 def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
@@ -158,7 +168,7 @@ def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
 
 def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
     """Return whether the kubelet has run here: kubeadm, k3s and RKE2 write a file for it when the node joins."""
-    state = known(facts.file(_KUBEADM_CONFIG_FILE if kind == "kubelet" else _PRODUCT_MARKS[kind]), None)
+    state = value_or(facts.file(_KUBEADM_CONFIG_FILE if kind == "kubelet" else _PRODUCT_MARKS[kind]), None)
     return state is not None
 
 
@@ -294,7 +304,7 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 def _k3s_unit_command(facts: Facts, unit: str) -> Sequence[str]:
     """Return the command in the unit file of k3s's installer; empty if not probed. k3s hides it in /proc."""
     unit_file = f"/etc/systemd/system/{unit}"
-    state = known(facts.file(unit_file), None)
+    state = value_or(facts.file(unit_file), None)
     command = systemd.find_start_command({unit_file: state.content}, unit, ("/etc/systemd/system",)) if state else None
     return command.argv if command else ()
 

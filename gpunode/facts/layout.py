@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.patterns import Pattern, parse_int
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _GPU_UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_INSTANCE_ACCESS_PATH = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")

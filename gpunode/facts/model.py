@@ -13,8 +13,8 @@ from gpunode.errors import Undetermined
 from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ NOT_INSTALLED_ENDING = " is not installed"
 PACKAGE_OF_PROGRAM: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
 
 
-def need(fact: Known[T] | Unknown, what: str) -> T:
+def require(fact: Known[T] | Unknown, what: str) -> T:
     """Return the value of ``fact``, on which a decision depends.
 
     Raises:
@@ -90,7 +90,7 @@ def _advise(fact: Unknown) -> str:
     return f"make {place} readable (run as root, install the tool it names), then run the command again"
 
 
-def known(fact: Known[T] | Unknown, default: T) -> T:
+def value_or(fact: Known[T] | Unknown, default: T) -> T:
     """Return the value of ``fact``, or ``default`` if it is unknown and that does no harm."""
     return default if isinstance(fact, Unknown) else fact.value
 
@@ -109,7 +109,7 @@ def plan_file(
     facts: Facts, path: str, after: FileState | None, triggers: frozenset[Trigger] = frozenset()
 ) -> tuple[FileChange, ...]:
     """Return the change that sets the file to ``after``; none if it matches already. Raises Undetermined."""
-    present = need(facts.file(path), f"what {path} holds")
+    present = require(facts.file(path), f"what {path} holds")
     return () if present == after else (FileChange(path, present, after, triggers),)
 
 
@@ -509,7 +509,7 @@ class Facts:
 
     def text(self, path: str) -> str:
         """Return the text of the file at ``path``; empty if it is absent, or unknown."""
-        state = known(self.file(path), None)
+        state = value_or(self.file(path), None)
         return state.content.decode("utf-8", "replace") if state else ""
 
     def can_start(self, name: str) -> bool:

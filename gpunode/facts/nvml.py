@@ -11,7 +11,7 @@ from gpunode.change import MigInstance, MigLayout
 from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture
 from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern, parse_version
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 NVML_ANSWER_SCHEMA_VERSION = 1
 NVML_PROBE_KEY = "nvml"

@@ -27,7 +27,7 @@ from gpunode.facts.markup import FENCE, strip_markup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import TABLE_KINDS, SourceKind, identify_by_content, identify_source
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True)

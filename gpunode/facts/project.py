@@ -37,7 +37,7 @@ from gpunode.facts.model import (
     PromisedFile,
     Unit,
     Unknown,
-    known,
+    value_or,
 )
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
@@ -197,7 +197,7 @@ def _project_leftovers(fact: Fact[frozenset[str]], change: PackageChange) -> Fac
 
 def _find_dkms_driver_package(facts: Facts) -> tuple[str, str] | None:
     """Return the package whose modules DKMS builds, and the driver's version as far as it is known."""
-    packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    packages: Mapping[PackageId, PackageState] = value_or(facts.packages, {})
     found = (
         (package.name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
         for package, state in packages.items()
@@ -208,7 +208,7 @@ def _find_dkms_driver_package(facts: Facts) -> tuple[str, str] | None:
 
 def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     """Project DKMS: one module for every kernel with headers, and none without its package."""
-    kernels: frozenset[str] = known(facts.headers, frozenset())
+    kernels: frozenset[str] = value_or(facts.headers, frozenset())
     driver = _find_dkms_driver_package(facts)
 
     def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from gpunode.change import FileState
 from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.model import NOT_INSTALLED_ENDING, Fact, Known, Unknown
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 T = TypeVar("T")
 _DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)

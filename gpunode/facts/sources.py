@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 SourceKind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log

@@ -22,7 +22,7 @@ from gpunode.change import ServiceState
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import Unit
 from gpunode.facts.patterns import Pattern, parse_int
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _NO_SYSTEMD_ERRORS = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _ACTIVE_STATES = frozenset({"active", "reloading", "activating"})

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
 _PCI_ADDRESS_IN_XID: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 from gpunode.change import PackageChange, PackageState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError
-from gpunode.host import files, places
+from gpunode.fast_dataclass import dataclass
+from gpunode.host import files, rooted_paths
 from gpunode.host.apt_failures import (
     FAILURE_TEXTS,
     AptFailureKind,
@@ -41,7 +42,7 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
-from gpunode.packages.deb.answers import list_versions, parse_archives
+from gpunode.packages.deb.apt_output import list_versions, parse_archives
 from gpunode.packages.deb.status import DpkgEntry, find_unconfigured, native_architecture, package_id_of, parse_status
 from gpunode.packages.deb.transactions import (
     arguments,
@@ -53,7 +54,6 @@ from gpunode.packages.deb.transactions import (
 )
 from gpunode.packages.simulation import Simulation, differences_from_plan
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 
 _QUERY_TIMEOUT_S = 120.0
 _REFRESH_TIMEOUT_S = 1800.0
@@ -349,8 +349,8 @@ class Apt:
 
     def _remove_with_dpkg(self, changes: Sequence[PackageChange], before: Sequence[DpkgEntry]) -> None:
         """Remove what apt left: it also configures all unconfigured packages, and stops if one of them fails."""
-        self._run_dpkg("remove", [one.id for one in changes if not one.exists_after], before)
-        self._run_dpkg("purge", [one.id for one in changes if one.after is None], before)
+        self._run_dpkg("remove", [change.id for change in changes if not change.exists_after], before)
+        self._run_dpkg("purge", [change.id for change in changes if change.after is None], before)
 
     def _run_dpkg(self, verb: str, packages: Sequence[PackageId], before: Sequence[DpkgEntry]) -> None:
         """Remove or purge ``packages``, which dpkg had ``before`` apt removed them.
@@ -360,7 +360,7 @@ class Apt:
         native = native_architecture(before) if before else ""
         names = {package_id_of(entry, native): f"{entry.name}:{entry.architecture}" for entry in before}
         if packages:
-            argv = ("dpkg", f"--{verb}", *(names.get(one, str(one)) for one in packages))
+            argv = ("dpkg", f"--{verb}", *(names.get(package, str(package)) for package in packages))
             self._run_with_retries(f"{verb} {' '.join(map(str, packages))}", argv)
 
     def _read_dpkg_status(self) -> tuple[DpkgEntry, ...]:
@@ -511,7 +511,7 @@ class Apt:
                 text = files.read_file(path, root=self._root).text
                 yield from (source.uri for source in sources.parse(path, text))
 
-    def _give_to_sandbox(self, folder: places.OpenedPath) -> None:
+    def _give_to_sandbox(self, folder: rooted_paths.OpenedPath) -> None:
         """Let apt's download user enter ``folder``; otherwise apt would download as root."""
         owner = _find_user_id(files.read_file("/etc/passwd", root=self._root).text, self._paths.sandbox_user)
         # Without root there is no sandbox either.
@@ -521,14 +521,14 @@ class Apt:
 
 
 @contextmanager
-def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]:
+def _make_temporary_folder(lists: str, root: str) -> Iterator[rooted_paths.OpenedPath]:
     """Make a private temporary folder beside ``lists``, opened.
 
     apt can read it, and its download user can enter its parent folders.
     """
     parent, name = posixpath.dirname(lists), f"{_TEMPORARY_FOLDER_PREFIX}{os.urandom(4).hex()}"
     try:
-        with places.open_path(f"{parent}/{name}", root) as place:
+        with rooted_paths.open_path(f"{parent}/{name}", root) as place:
             os.mkdir(name, 0o700, dir_fd=place.folder)
             above = place.folder
             try:
@@ -553,8 +553,8 @@ def _remove_folder(name: str, above: int) -> None:
 
 def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run of this module left."""
-    with suppress(OSError), places.open_folder(_APT_STATE_FOLDER, root=root) as folder:
-        for name in filter(_TEMPORARY_FOLDER_NAME.fullmatch, places.list_names(folder)):
+    with suppress(OSError), rooted_paths.open_folder(_APT_STATE_FOLDER, root=root) as folder:
+        for name in filter(_TEMPORARY_FOLDER_NAME.fullmatch, rooted_paths.list_names(folder)):
             _remove_folder(name, folder)
 
 
@@ -569,7 +569,9 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     known = {str(change.id): change.after for change in kept if isinstance(change.after, PackageState)}
     stays = [change for change in kept if change.is_mark and not known[str(change.id)].held]
     return {
-        "install": tuple(str(one.id) for one in stays if one.before == one.after or known[str(one.id)].auto),
+        "install": tuple(
+            str(change.id) for change in stays if change.before == change.after or known[str(change.id)].auto
+        ),
         "auto": tuple(name for name, state in known.items() if state.auto),
         "manual": tuple(
             str(change.id) for change in kept if _was_auto(change) and change.is_mark and not known[str(change.id)].auto
@@ -610,16 +612,16 @@ def _quarantine_lists(lists: str, root: str) -> Iterator[Callable[[str], None]]:
 
         def set_aside(prefix: str) -> None:
             for path in (lists, f"{lists}/partial"):
-                with suppress(FileNotFoundError), places.open_folder(path, root=root) as folder:
-                    for name in (name for name in places.list_names(folder) if name.startswith(prefix)):
+                with suppress(FileNotFoundError), rooted_paths.open_folder(path, root=root) as folder:
+                    for name in (name for name in rooted_paths.list_names(folder) if name.startswith(prefix)):
                         os.rename(name, str(len(moved)), src_dir_fd=folder, dst_dir_fd=away.folder)
                         moved.append((path, name))
 
         try:
             yield set_aside
         except BaseException:
-            with suppress(OSError), places.open_folder(lists, root=root) as folder:
-                present = places.list_names(folder)
+            with suppress(OSError), rooted_paths.open_folder(lists, root=root) as folder:
+                present = rooted_paths.list_names(folder)
                 for number, (path, name) in enumerate(moved):
                     if path == lists and name not in present:
                         os.rename(str(number), name, src_dir_fd=away.folder, dst_dir_fd=folder)

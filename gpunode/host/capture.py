@@ -27,7 +27,7 @@ from gpunode.facts.evidence import (
     decode_ownership,
     encode_ownership,
 )
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     import tarfile
@@ -70,8 +70,8 @@ class CaptureHost:
 
     def run_probe(self, probe: Probe, /) -> Capture:
         """Return what ``probe`` returned on the node."""
-        found = self.evidence.get(probe.key)
-        return found or Capture(probe.source, "failed", error=NOT_CAPTURED_REASON)
+        capture = self.evidence.get(probe.key)
+        return capture or Capture(probe.source, "failed", error=NOT_CAPTURED_REASON)
 
     def read_live_distribution(self) -> None:
         """Return None: the evidence has all that there is."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from gpunode.change import FileState
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.host import files, places
+from gpunode.host import files, rooted_paths
 from gpunode.host.process import RootMountPoints, Runner, hold_signals
 
 _POLICY_RC_FILE = "/usr/sbin/policy-rc.d"
@@ -66,7 +66,7 @@ def _make_mount_point(path: str, root: str, stack: ExitStack) -> str:
     A link may lead to a folder that only a running system has (``/run/systemd/resolve``), which is made and removed.
     """
     leads, made = files.make_parents(path, root=root)
-    stack.callback(places.remove_folders, made, root=root)
+    stack.callback(rooted_paths.remove_folders, made, root=root)
     if files.read_file(leads, root=root).outcome == "absent":
         files.replace_file(leads, FileState(_MOUNT_POINT_PLACEHOLDER), root=root)
     if _is_mount_point_file(leads, root):

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Conflict, Undetermined, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.helm import DEFAULT_WAIT_S, Helm
 from gpunode.host.kubectl import (
     Forbidden,
@@ -27,7 +28,6 @@ from gpunode.host.kubectl import (
     version_skew_warning,
 )
 from gpunode.host.process import FinishedCommand, Runner
-from gpunode.values import dataclass
 
 Body: TypeAlias = Mapping[str, Any]
 

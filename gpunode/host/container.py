@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.ownership import explain_writable_by_others
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.process import FinishedCommand, Runner

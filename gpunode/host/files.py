@@ -22,7 +22,7 @@ from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import OTHER_FILE_KIND_ERROR_PREFIX, Capture, Ownership
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import make_file_state
-from gpunode.host.places import (
+from gpunode.host.rooted_paths import (
     ABSENT_ERRNOS,
     ForeignLinkError,
     OpenedPath,

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.host.files import capture_error, make_ownership, read_file
-from gpunode.host.places import ABSENT_ERRNOS, list_names, open_folder, read_link_target, split_path_reversed
+from gpunode.host.rooted_paths import ABSENT_ERRNOS, list_names, open_folder, read_link_target, split_path_reversed
 
 
 def read_probe(probe: Probe, root: str) -> Capture:

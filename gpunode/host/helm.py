@@ -83,14 +83,17 @@ class Helm:
         if charts:
             self._refuse_old()
         return tuple(
-            replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
-            for one in self._list_all_releases()
-            if one.chart in charts or (one.namespace, one.name) in places
+            replace(
+                release,
+                values=self._run_for_json("get", "values", release.name, "--namespace", release.namespace) or {},
+            )
+            for release in self._list_all_releases()
+            if release.chart in charts or (release.namespace, release.name) in places
         )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
         """Return the revision of each installed release, by its namespace and name."""
-        installed = (one for one in self._list_all_releases() if one.status != "uninstalled")
+        installed = (release for release in self._list_all_releases() if release.status != "uninstalled")
         return {(release.namespace, release.name): release.revision for release in installed}
 
     def _list_all_releases(self) -> Iterator[HelmRelease]:

@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts import machine
 from gpunode.facts.evidence import Capture, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
-from gpunode.host import files, globs, places, runtime
+from gpunode.host import files, globs, rooted_paths, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_free, wait_until_script_ended
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
@@ -189,8 +189,8 @@ class LocalHost:
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
+        from gpunode.host.disk_space import refuse_removal_without_room, refuse_unusable_boot
         from gpunode.host.mok import read_chosen_password  # a node with nothing to do never gets here
-        from gpunode.host.room import refuse_removal_without_room, refuse_unusable_boot
 
         refuse_unusable_boot(changes, self.root)
         refuse_removal_without_room(changes, self.root)
@@ -205,7 +205,7 @@ class LocalHost:
         written = (change.path for change in FileChange.of_kind(changes) if not change.is_generated)
         for path in dict.fromkeys(written):
             with suppress(OSError):
-                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
+                if (leads := rooted_paths.resolve_path(path, root=self.root)) != normpath(path):
                     notices.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
         return tuple(notices)
 
@@ -221,7 +221,7 @@ class LocalHost:
             change = replace(change, after=FileState(openpgp.verify_keyring(data, key), key.mode))
         try:
             if change.before is None:
-                new_folders = places.missing_folders(change.path, root=self.root)
+                new_folders = rooted_paths.missing_folders(change.path, root=self.root)
                 # If the file is already gone and stays so, only the folders recorded earlier are removed.
                 return replace(change, folders=new_folders) if change.after else change
             kept = files.read_attributes(change.path, root=self.root)
@@ -326,7 +326,7 @@ class LocalHost:
     def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Run ``triggers`` and wait for them; those that cannot run here are skipped with a reason."""
         settled: list[TriggerResult] = []
-        for kind, group in groupby(triggers, lambda one: one.kind):
+        for kind, group in groupby(triggers, lambda trigger: trigger.kind):
             same = tuple(group)
             match kind:
                 case "index-refresh":
@@ -340,16 +340,22 @@ class LocalHost:
         return tuple(settled)
 
     def _refresh_index(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
-        states = {one: files.read_file(one.target, root=self.root).outcome for one in triggers if one.target}
-        gone = {one for one, outcome in states.items() if outcome == "absent"}
-        left = [one for one in triggers if one not in gone]
+        states = {
+            trigger: files.read_file(trigger.target, root=self.root).outcome for trigger in triggers if trigger.target
+        }
+        gone = {trigger for trigger, outcome in states.items() if outcome == "absent"}
+        left = [trigger for trigger in triggers if trigger not in gone]
         started = monotonic()
         if left:
             with self._prepared_root():
                 self.packages.refresh([trigger.target for trigger in left if trigger.target])
         seconds = monotonic() - started
-        for one in triggers:
-            yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
+        for trigger in triggers:
+            yield (
+                TriggerResult(trigger, 0.0, f"{trigger.target} is gone")
+                if trigger in gone
+                else TriggerResult(trigger, seconds)
+            )
 
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Concurrent rebuilds delete each other's drafts; a kernel installation or a killed run's child may be at it.
@@ -441,7 +447,7 @@ def read_live_distribution(root: str = "/") -> Distro | None:
 
     for path in machine.OS_RELEASE_FILES:
         try:
-            with places.open_path(path, root) as place:
+            with rooted_paths.open_path(path, root) as place:
                 if (status := place.status()) is None or status.st_size > _MAX_OS_RELEASE_BYTES:
                     continue
                 file = f"/proc/self/fd/{place.folder}/{place.name}"

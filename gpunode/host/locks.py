@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from gpunode.errors import Busy
-from gpunode.host import places
+from gpunode.fast_dataclass import dataclass
+from gpunode.host import rooted_paths
 from gpunode.host.port import OnProgress, Progress
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK_STRUCT_FORMAT = "hhqqi0q"
@@ -52,7 +52,7 @@ class LockHolder:
 def find_holder(path: str, *, root: str = "/") -> LockHolder | None:
     """Return the holder of the POSIX lock on ``path`` inside ``root``; None if it is free, or no file is there."""
     try:
-        with places.open_path(path, root) as place:
+        with rooted_paths.open_path(path, root) as place:
             status = place.status()
             # Check the type before opening: opening a device can start it.
             if status is None or not stat.S_ISREG(status.st_mode):
@@ -75,7 +75,7 @@ def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolde
     return LockHolder(path, pid, line, "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in variables)
 
 
-def _query_lock_pid(place: places.OpenedPath) -> int | None:
+def _query_lock_pid(place: rooted_paths.OpenedPath) -> int | None:
     """Return the holder's PID with F_GETLK, which needs the file open for reading and takes no lock."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW

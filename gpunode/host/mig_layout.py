@@ -54,8 +54,13 @@ def _run_child(runner: Runner, change: MigChange) -> Mapping[str, object]:
 
 def _encode_layout(layout: MigLayout) -> dict[str, object]:
     rows = [
-        {"profile": one.profile, "start": one.start, "size": one.size, "compute": [int(count) for count in one.compute]}
-        for one in layout.instances
+        {
+            "profile": instance.profile,
+            "start": instance.start,
+            "size": instance.size,
+            "compute": [int(count) for count in instance.compute],
+        }
+        for instance in layout.instances
     ]
     return {"enabled": layout.enabled, "instances": rows}
 

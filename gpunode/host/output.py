@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from gpunode.host import places
+from gpunode.host import rooted_paths
 
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 ContentWriter: TypeAlias = Callable[[IO[bytes]], object]
@@ -47,7 +47,7 @@ def write_output_with(path: Path, write: ContentWriter, mode: int = 0o600) -> No
             with suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
             raise
-        places.sync_folder(folder)
+        rooted_paths.sync_folder(folder)
 
 
 def remove_output(path: Path) -> None:
@@ -75,7 +75,7 @@ def create_output(path: Path, content: bytes) -> None:
         finally:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
-        places.sync_folder(folder)
+        rooted_paths.sync_folder(folder)
 
 
 def _link_draft(draft: str, name: str, folder: int) -> None:
@@ -87,14 +87,14 @@ def _link_draft(draft: str, name: str, folder: int) -> None:
         # FAT and some network file systems have no hard links.
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
             raise
-        if name in places.list_names(folder):
+        if name in rooted_paths.list_names(folder):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager
 def _open_parent(path: Path) -> Iterator[int]:
-    with places.open_folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
+    with rooted_paths.open_folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
         yield fd
 
 

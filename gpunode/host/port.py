@@ -8,9 +8,9 @@ from typing import Literal, Protocol, TypeAlias
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Distro
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
+from gpunode.fast_dataclass import dataclass
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.command_log import CommandLog

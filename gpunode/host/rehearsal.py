@@ -51,9 +51,9 @@ class RehearsalHost:
         """Check the candidates with gpunode's own parser, since there is no runtime."""
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
-        row = find_runtime(expectation.runtime)
-        found = row.inspect(files, DesiredConfig(config=expectation.path))
-        assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks the intended handler"
+        runtime = find_runtime(expectation.runtime)
+        observed = runtime.inspect(files, DesiredConfig(config=expectation.path))
+        assert expectation.handlers <= frozenset(observed.handlers.items()), "the candidate lacks the intended handler"
         return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:

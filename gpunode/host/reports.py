@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.capture import (
     CAPTURE_INDEX_NAME,
     describe_unreadable_format,
@@ -27,7 +28,6 @@ from gpunode.host.capture import (
     load_capture,
     load_packed_capture,
 )
-from gpunode.values import dataclass
 
 MAX_REPORT_BYTES: Final = 64 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -121,7 +121,7 @@ def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
         raise UsageError(
             f"{top} is a root file system, not a folder of reports",
             why="it has etc and usr/bin; doctor examines the running machine, or reports",
-            hint=f"to see what setup would do there:\n{gpunode('plan', '--root', str(top))}",
+            hint=f"to see what setup would do there:\n{gpunode_command('plan', '--root', str(top))}",
         )
     left = _MAX_ENTRIES
     folders = [(top, 0)]

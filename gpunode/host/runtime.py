@@ -14,12 +14,12 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused, Undetermined
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, find_runtime
-from gpunode.runtimes.found import contents_of_states, probe_states
+from gpunode.runtimes.file_states import contents_of_states, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
-from gpunode.values import dataclass
 
 _RUNTIME_QUERY_TIMEOUT_S = 30.0
 # The default of a daemon whose configuration names none.
@@ -80,22 +80,22 @@ def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, chang
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
         return f"not checked: {expectation.path} will not exist"
-    row, desired = find_runtime(expectation.runtime), DesiredConfig(config=expectation.path)
-    present = _read_files(runner, row, desired)
+    runtime, desired = find_runtime(expectation.runtime), DesiredConfig(config=expectation.path)
+    present = _read_files(runner, runtime, desired)
     states = {change.path: change.after for change in changes}
     written = {path: state.content for path, state in states.items() if isinstance(state, FileState)}
     kept = {path: content for path, content in present.items() if path not in states}
     trial = _Trial(runner, expectation, changes, desired, present, {**kept, **written})
-    if row.config_validator == "containerd config dump":
+    if runtime.config_validator == "containerd config dump":
         return _validate_containerd_candidates(trial)
-    trial.refuse_differences(row.inspect(trial.after, desired))
-    match row.config_validator:
+    trial.refuse_differences(runtime.inspect(trial.after, desired))
+    match runtime.config_validator:
         case "dockerd --validate":
             return _validate_docker_candidate(trial)
         case "crio config":
             return _validate_crio_candidates(trial)
         case "none":
-            return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
+            return f"checked: it has the intended settings (gpunode knows no parser of {runtime.id})"
 
 
 def _validate_containerd_candidates(trial: _Trial) -> str:
@@ -128,8 +128,8 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
     return "checked: `containerd config dump` reads it as intended"
 
 
-def _read_files(runner: Runner, row: Runtime, desired: DesiredConfig) -> Files:
-    return contents_of_states(probe_states(partial(globs.read_probe, root=runner.root), row, desired))
+def _read_files(runner: Runner, runtime: Runtime, desired: DesiredConfig) -> Files:
+    return contents_of_states(probe_states(partial(globs.read_probe, root=runner.root), runtime, desired))
 
 
 def _run_read_only(runner: Runner, *argv: str) -> FinishedCommand:
@@ -292,8 +292,8 @@ def read_effective_config(runner: Runner, name: str) -> ObservedConfig | None:
         ChangeFailed: if it does not answer.
         Undetermined: if it answers only root.
     """
-    row = find_runtime(name)
-    match row.live_config_source:
+    runtime = find_runtime(name)
+    match runtime.live_config_source:
         case "containerd config dump":
             return _effective_containerd(runner)
         case "docker info":
@@ -303,7 +303,7 @@ def read_effective_config(runner: Runner, name: str) -> ObservedConfig | None:
         case "podman info":
             return _effective_podman(runner)
         case "files":
-            return row.inspect(_read_files(runner, row, DesiredConfig()), DesiredConfig())
+            return runtime.inspect(_read_files(runner, runtime, DesiredConfig()), DesiredConfig())
 
 
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
@@ -311,10 +311,10 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
     usual = find_runtime("containerd")
     unit = replace(usual, list_read_paths=lambda found, _: containerd_files.unit_patterns(found))
-    row = usual.locate_row(usual, _read_files(runner, unit, DesiredConfig()), DesiredConfig())
+    runtime = usual.adapt_to_node(usual, _read_files(runner, unit, DesiredConfig()), DesiredConfig())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
-    verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"
-    config_option = ("--config", row.config) if row is not usual else ()
+    verb = "dump" if files.read_file(runtime.config, root=runner.root).outcome != "absent" else "default"
+    config_option = ("--config", runtime.config) if runtime is not usual else ()
     dumped = _run_read_only(runner, "containerd", *config_option, "config", verb)
     if dumped.is_program_missing:
         return None

@@ -258,7 +258,7 @@ class Services:
 
     def _await_socket(self, unit: str, since: float) -> None:
         """Wait until the unit's socket answers, if it is at the runtime's default path."""
-        path = {row.unit: row.socket for row in RUNTIMES}.get(unit) or containerd_socket_of(unit)
+        path = {runtime.unit: runtime.socket for runtime in RUNTIMES}.get(unit) or containerd_socket_of(unit)
         deadline = time.monotonic() + _SOCKET_TIMEOUT_S
         while Path(path).is_socket() and not _is_socket_answering(path):
             if time.monotonic() >= deadline:

@@ -15,10 +15,10 @@ from gpunode.change import (
     UnknownContent,
     digest,
 )
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 # The verbs whose runs add something to a node.
 _ADDING_VERBS: frozenset[Verb] = frozenset({"setup", "configure"})
@@ -68,7 +68,7 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     handler, belongs to the user and is not an addition.
     """
     records = [(run, record) for run in runs for record in run.change_records if record.outcome != "failed"]
-    made_changes = [(run, one.change) for run, one in records if one.intent.step not in FILE_STEP_IDS]
+    made_changes = [(run, record.change) for run, record in records if record.intent.step not in FILE_STEP_IDS]
     changed = [change for change in FileChange.of_kind(change for _, change in made_changes) if not change.is_generated]
     backup_by_path = {change.path: _backup_name_of(change.before) for change in reversed(changed)}
     services = ServiceChange.of_kind(change for _, change in made_changes)
@@ -88,7 +88,9 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
         generated=frozenset(file.path for file in files if file.is_generated),
         packages=frozenset(change.id for change in PackageChange.of_kind(added) if change.action == "install"),
         units=frozenset(
-            one.unit for one in ServiceChange.of_kind(added) if one.after.enabled and not was_enabled[one.unit]
+            change.unit
+            for change in ServiceChange.of_kind(added)
+            if change.after.enabled and not was_enabled[change.unit]
         ),
         modules=frozenset(module_change.module for module_change in ModuleChange.of_kind(added) if module_change.after),
     )

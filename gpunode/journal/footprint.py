@@ -23,10 +23,10 @@ from gpunode.change import (
     ServiceChange,
     UnknownContent,
 )
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.history import RunRecord, find_effective_undos
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 _BACKUP_STEP_IDS = frozenset({CONFFILES_STEP_ID, OVERWRITTEN_STEP_ID})
 
@@ -145,11 +145,15 @@ def footprint_of_run(run: RunRecord) -> Footprint:
         for record in known
         if record.intent.step not in _BACKUP_STEP_IDS and record.may_have_been_made
     ]
-    footprint = _make_footprint(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
+    footprint = _make_footprint(
+        changes, {net_change.change.path: (net_change,) for net_change in _join_by_subject(changes, FileChange)}
+    )
     return replace(
         footprint,
         conffiles=tuple(_find_backups(run, _BACKUP_STEP_IDS)),
-        commands=tuple(one for one in CommandChange.of_kind(record.change for record in known) if one.undo is None),
+        commands=tuple(
+            change for change in CommandChange.of_kind(record.change for record in known) if change.undo is None
+        ),
     )
 
 
@@ -238,7 +242,7 @@ def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | 
 
 def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
     """Return the span that begins with ``change``; None if that leaves the thing unchanged."""
-    if change.before == change.after and not change.guards_against_kill:
+    if change.before == change.after and not change.records_unchanged_state:
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 

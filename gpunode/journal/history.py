@@ -15,6 +15,7 @@ from gpunode.change import (
     sort_triggers,
     triggers_of,
 )
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -27,7 +28,6 @@ from gpunode.journal.record import (
     TriggerCompleted,
     Verb,
 )
-from gpunode.values import dataclass
 
 ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
 RunEnding: TypeAlias = Result | Literal["running", "incomplete"]
@@ -76,7 +76,9 @@ def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
                 records[places[seq]] = replace(records[places[seq]], outcome="failed", ended_at=at, error=error)
             case _:
                 pass
-    return tuple(one for one in records if one.outcome == "unknown" or not one.change.guards_against_kill)
+    return tuple(
+        record for record in records if record.outcome == "unknown" or not record.change.records_unchanged_state
+    )
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
@@ -164,7 +166,9 @@ def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
 def pending_trigger_times(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending."""
     pending = {trigger.trigger: trigger for trigger in collect_triggers(entries) if trigger.completion is None}
-    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in sort_triggers(pending)}
+    return {
+        trigger: max(entry.at for entry in pending[trigger].required_by.values()) for trigger in sort_triggers(pending)
+    }
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
@@ -174,7 +178,7 @@ def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
     waiting: list[FileChange] = []
     for change in FileChange.of_kind(intents[key].change for key in sorted(intents)):
         back = change.inverse()
-        waiting = [one for one in waiting if one != back] if back in waiting else [*waiting, change]
+        waiting = [change for change in waiting if change != back] if back in waiting else [*waiting, change]
     return tuple(reversed(waiting))
 
 
@@ -273,7 +277,9 @@ class RunRecord:
     @cached_property
     def configuration_subjects(self) -> frozenset[str]:
         """The subjects that a plain rollback restores."""
-        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if is_configuration_change(one))
+        return frozenset(
+            intent.change.subject for intent in intents_to_undo(self.entries) if is_configuration_change(intent)
+        )
 
     @cached_property
     def other_subjects(self) -> frozenset[str]:
@@ -314,8 +320,8 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     for undo in reversed(find_effective_undos(runs)):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
         taken = [run for run in earlier if run.verb in APPLYING_VERBS and run.subjects] if is_removal else earlier
-        left = [one for one in taken if one.id not in whole and (is_removal or one.id == undo.begin.undoes)]
-        undone.update((one.id, undo.id) for one in left)
+        left = [run for run in taken if run.id not in whole and (is_removal or run.id == undo.begin.undoes)]
+        undone.update((run.id, undo.id) for run in left)
         is_whole = undo.begin.with_packages or is_removal
-        whole.update(one.id for one in left if is_whole or not one.other_subjects)
+        whole.update(run.id for run in left if is_whole or not run.other_subjects)
     return tuple(replace(run, undone_by=undone.get(run.id, ""), is_fully_undone=run.id in whole) for run in runs)

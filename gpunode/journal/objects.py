@@ -13,10 +13,10 @@ from typing import Final
 from gpunode.change import digest
 from gpunode.errors import ChangeFailed, JournalDamaged
 from gpunode.facts.patterns import Pattern
-from gpunode.host import places
+from gpunode.fast_dataclass import dataclass
+from gpunode.host import rooted_paths
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_regular_file
-from gpunode.values import dataclass
 
 # The largest file that is read before it is replaced; some driver libraries exceed 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30
@@ -47,7 +47,7 @@ class RecordFolder:
             FileNotFoundError: there is none.
             NotADirectoryError: something else is there, such as a link; names the path.
         """
-        with places.open_path(self.relative_path, self.root, make=make) as opened:
+        with rooted_paths.open_path(self.relative_path, self.root, make=make) as opened:
             above = len(opened.folders)
             try:
                 for name in (opened.name, *names):
@@ -56,7 +56,7 @@ class RecordFolder:
                 raise not_a_folder_error(self.path(*names[: len(opened.folders) - above])) from error
             if make and not opened.made_folders:
                 # A killed run may have created it without this sync.
-                places.sync_folder(opened.folders[-2])
+                rooted_paths.sync_folder(opened.folders[-2])
             yield opened.folder
 
 
@@ -93,7 +93,7 @@ class BackupStore:
                     remove_file(draft, folder)
                     raise
             # Even if it existed: a killed run may have renamed it without this sync.
-            places.sync_folder(folder)
+            rooted_paths.sync_folder(folder)
         return name
 
     def find(self, name: str, run: str = "some run") -> bytes | None:
@@ -118,7 +118,7 @@ class BackupStore:
         """Delete the files whose name ``is_surplus``; the partial backup of a killed run begins with a dot."""
         for digits in self.folder_names():
             with self._record.open(OBJECTS_FOLDER, digits) as folder:
-                for name in filter(is_surplus, places.list_names(folder)):
+                for name in filter(is_surplus, rooted_paths.list_names(folder)):
                     remove_file(name, folder)
 
     def folder_names(self) -> list[str]:
@@ -129,7 +129,7 @@ class BackupStore:
         """
         try:
             with self._record.open(OBJECTS_FOLDER) as folder:
-                names = list(filter(_BACKUP_FOLDER_NAME.fullmatch, places.list_names(folder)))
+                names = list(filter(_BACKUP_FOLDER_NAME.fullmatch, rooted_paths.list_names(folder)))
                 for name in names:
                     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
                         raise not_a_folder_error(self.folder / name)

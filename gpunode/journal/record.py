@@ -33,8 +33,8 @@ from gpunode.change import (
     digest,
 )
 from gpunode.errors import JournalDamaged
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 JOURNAL_FORMAT = 4
 READABLE_JOURNAL_FORMATS = (3, JOURNAL_FORMAT)

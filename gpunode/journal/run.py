@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from gpunode.change import Change, Trigger
-from gpunode.host import places
+from gpunode.host import rooted_paths
 from gpunode.host.files import write_all
 from gpunode.journal import record
 from gpunode.journal.objects import (
@@ -48,9 +48,9 @@ class Run:
             with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER, make=True) as folder:
                 self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
                 self._write(begin)
-                places.sync_folder(folder)
+                rooted_paths.sync_folder(folder)
             os.rename(_DRAFT_FOLDER, self.id, src_dir_fd=runs, dst_dir_fd=runs)
-            places.sync_folder(runs)
+            rooted_paths.sync_folder(runs)
         self._announce(self._entries, begin)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -117,7 +117,7 @@ class Run:
         path = self.path.with_name(name)
         with raise_as_change_failed(unsaved, path), self._record_folder.open(RUNS_FOLDER, self.id) as folder:
             replace_private_file(name, folder, content)
-            places.sync_folder(folder)
+            rooted_paths.sync_folder(folder)
         return str(path)
 
     def commit(self, result: Result, reason: str = "") -> None:

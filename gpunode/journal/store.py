@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import FileChange, Trigger
-from gpunode.command import Command, command, gpunode, sudo_gpunode
+from gpunode.command import Command, command, gpunode_command, sudo_gpunode
 from gpunode.errors import Refused, UsageError
-from gpunode.host import places
+from gpunode.host import rooted_paths
 from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_regular_file, refuse_untrusted_folder
@@ -84,7 +84,7 @@ class Store:
     def command(self, *words: str) -> Command:
         """Return the gpunode command with ``words`` for this journal; a node's needs root and the same root folder."""
         if self._lock_folder is self._record_folder:
-            return gpunode(*words)
+            return gpunode_command(*words)
         return sudo_gpunode(*words, *(() if str(self.root) == "/" else ("--root", str(self.root))))
 
     def begin(
@@ -132,8 +132,8 @@ class Store:
         try:
             for name in _RECORD_SUBFOLDERS:
                 refuse_untrusted_folder(self._record_folder.path(*name), self.root)
-            with _refuse_other_than_folder(), self._record_folder.open(RUNS_FOLDER) as folder:
-                names = filter(_VALID_RUN_ID.fullmatch, places.list_names(folder))
+            with _convert_folder_errors(), self._record_folder.open(RUNS_FOLDER) as folder:
+                names = filter(_VALID_RUN_ID.fullmatch, rooted_paths.list_names(folder))
         except FileNotFoundError:
             return ()
         except PermissionError as error:
@@ -289,7 +289,7 @@ class Store:
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
         for run in reversed(self.read_runs()):
-            intents = (one.intent for one in run.change_records if one.outcome == "unknown")
+            intents = (record.intent for record in run.change_records if record.outcome == "unknown")
             found[run.id] = tuple(intent for intent in intents if intent.change.subject not in changed_since)
             changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
@@ -339,7 +339,9 @@ class Store:
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
         waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
-        loaded = (one.with_contents(self.objects.find) for one in waiting if not one.triggers.isdisjoint(triggers))
+        loaded = (
+            change.with_contents(self.objects.find) for change in waiting if not change.triggers.isdisjoint(triggers)
+        )
         return tuple(change for change in loaded if change is not None)
 
     def lock(
@@ -391,7 +393,7 @@ class Store:
         return content
 
     def _make_folders(self) -> None:
-        with _refuse_other_than_folder():
+        with _convert_folder_errors():
             for name in _RECORD_SUBFOLDERS:
                 refuse_untrusted_folder(self._record_folder.path(*name), self.root)
                 with self._record_folder.open(*name, make=True) as folder:
@@ -401,7 +403,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def _refuse_other_than_folder() -> Iterator[None]:
+def _convert_folder_errors() -> Iterator[None]:
     """Turn the error for something else in place of a folder into a refusal."""
     try:
         yield

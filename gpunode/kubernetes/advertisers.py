@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
-from gpunode.command import command, gpunode
+from gpunode.command import command, gpunode_command
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.model import Body, RenderedCluster
 from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, ObjectKey, find_release_of_chart, object_key
-from gpunode.values import dataclass
 
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # Keys are the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
@@ -127,13 +127,13 @@ def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     return None if kind == "device-plugin" and is_other_part else kind
 
 
-def refuse_second_advertiser(
+def check_other_advertisers(
     rendered: RenderedCluster,
     objects: Sequence[Body],
     nodes: Sequence[Body],
     releases: Sequence[HelmRelease],
 ) -> tuple[str, ...]:
-    """Refuse to offer GPUs that something else offers; return a note for each such workload that cannot run.
+    """Refuse to offer GPUs that something else offers; return notes about such workloads that cannot run.
 
     ``objects`` are those of ``find_advertisers``. Among ``releases``, one per rendered chart will get the recipe's
     values.
@@ -217,7 +217,9 @@ def _removal_advice(advertiser: AdvertiserObject, charts: Sequence[str]) -> str:
         keep = f"keep it, and use {_RECIPES_OF_RELEASES[advertiser.kind]}, which gives the release its settings\nor "
         # Another chart's release that includes it, or a second release, is not found as the recipe's own chart.
         keep = "" if any(advertiser.kind in chart for chart in charts) else keep
-        return f"{keep}remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
+        return (
+            f"{keep}remove it first: with {gpunode_command('k8s', 'remove')} if gpunode released it, else: {uninstall}"
+        )
     if advertiser.is_operand:
         return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
     look, removal = command("kubectl", "get", *target, "-o", "yaml"), command("kubectl", "delete", *target)

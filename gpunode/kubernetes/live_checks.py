@@ -9,12 +9,12 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.advertisers import is_advertiser, is_made_by_operator, release_of
 from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ChartRelease, ClusterNode, NodeEdit, RenderedCluster
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import PodProblem, find_problem, find_refused_pods, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
-from gpunode.values import dataclass
 from gpunode.wording import count_noun
 
 # Returns the check of a node's container runtime if the node is this machine.

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, KubernetesProvider
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
-from gpunode.values import dataclass
 
 # An object of a cluster, in the API server's JSON form.
 Body: TypeAlias = Mapping[str, Any]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpunode.command import command
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.model import Body
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.model import (
     LABELS_FIELD_MANAGER,
     MANAGED_BY_LABEL,
@@ -33,7 +34,6 @@ from gpunode.kubernetes.owned import (
     owned_fields,
 )
 from gpunode.kubernetes.pods import PodProblem, format_taint, tolerates
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 
 FIELD_MANAGER: Final = "gpunode"

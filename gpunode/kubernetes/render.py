@@ -37,10 +37,10 @@ from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels, stack_labels
 from gpunode.wording import join_names
 
-RenderForm: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
-RENDER_FORMS: Final[tuple[RenderForm, ...]] = get_args(RenderForm)
+RenderFormat: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
+RENDER_FORMS: Final[tuple[RenderFormat, ...]] = get_args(RenderFormat)
 # In these forms a controller applies what is in git, and nobody runs apply.sh.
-GITOPS_FORMS: Final = frozenset[RenderForm]({"kustomize", "argocd", "flux"})
+GITOPS_FORMS: Final = frozenset[RenderFormat]({"kustomize", "argocd", "flux"})
 _DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _MIN_DRA_DRIVER_BRANCH: Final = 565
@@ -60,7 +60,7 @@ _SHARING_NOTES: Final = {
 }
 
 
-def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderForm = "manifests") -> RenderedCluster:
+def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFormat = "manifests") -> RenderedCluster:
     """Return everything that the recipe needs in the cluster, for these nodes.
 
     Raises:
@@ -165,7 +165,7 @@ def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     return gpu_nodes
 
 
-def _render_stack(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObject], list[ChartRelease]]:
+def _render_stack(stack: GpuStack, form: RenderFormat) -> tuple[list[RenderedObject], list[ChartRelease]]:
     desired = stack.kubernetes
     plain = [] if stack.namespace == "kube-system" else [objects.make_namespace(stack.namespace)]
     exporter = desired.extras.dcgm_exporter and desired.stack != "gpu-operator"
@@ -202,7 +202,7 @@ def _cluster_provides_runtime_class(stack: GpuStack) -> bool:
     return stack.kubernetes.runtime_class == "nvidia" and all(node.kubelet in {"k3s", "rke2"} for node in stack.nodes)
 
 
-def _render_device_plugin(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObject], list[ChartRelease]]:
+def _render_device_plugin(stack: GpuStack, form: RenderFormat) -> tuple[list[RenderedObject], list[ChartRelease]]:
     """Return plain objects if they suffice: with one configuration, without MPS and without feature discovery."""
     desired, nodes = stack.kubernetes, stack.nodes
     reasons = ["MPS needs the chart's daemon"] if any(config.mode == "mps" for config in stack.configs.values()) else []

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from gpunode.catalog import mig
 from gpunode.errors import Refused
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe import GpuDirect, Recipe
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
-from gpunode.values import dataclass
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 # The device plugin's MIG resources with strategy mixed.

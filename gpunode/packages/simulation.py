@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
-from gpunode.values import dataclass
 
 NOT_SIMULATED_PREFIX: Final = "not simulated: "
 # An unmet relation may name a virtual package. Told to install that, the package manager takes its only provider

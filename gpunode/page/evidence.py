@@ -10,10 +10,10 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import EvidenceItem
+from gpunode.fast_dataclass import dataclass
 from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 
 CONTEXT_LINE_COUNT: Final = 3
 _LONGEST_LINE: Final = 600

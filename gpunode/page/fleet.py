@@ -24,8 +24,8 @@ from gpunode.page.markup import (
     tag,
 )
 from gpunode.page.words import (
+    LAYER_MARKS,
     NODE_CONDITIONS,
-    STATE_MARKS,
     TEXT_BY_DISRUPTION,
     collapse_ranges,
     condition_of,
@@ -157,7 +157,7 @@ _TEXT_BY_LAYER_STATE: Final[Mapping[State, str]] = {"works": "works", "no-fault"
 
 
 def _state_word(state: State) -> str:
-    return STATE_MARKS[state][1] or _TEXT_BY_LAYER_STATE[state]
+    return LAYER_MARKS[state][1] or _TEXT_BY_LAYER_STATE[state]
 
 
 def _render_versions(fleet: FleetSummary) -> Markup | None:
@@ -198,7 +198,7 @@ def _render_nodes(fleet: FleetSummary, max_length: int) -> Markup:
     layer_names = (tag("th.layer", tag("span", LAYER_TITLES[layer]), scope="col") for layer in layers)
     names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "model", "driver", "kernel"))
     rows = (_render_node(row, layers, max_length) for row in looks[:_MAX_NODES])
-    legend = " · ".join(f"{STATE_MARKS[state][0]} {_state_word(state)}" for state in _STATE_COLUMNS) if layers else None
+    legend = " · ".join(f"{LAYER_MARKS[state][0]} {_state_word(state)}" for state in _STATE_COLUMNS) if layers else None
     more = len(looks) - _MAX_NODES
     return tag(
         "section.card",
@@ -224,7 +224,7 @@ def _render_node(row: FleetRow, layers: Sequence[StackLayer], max_length: int) -
 def _render_cell(state: State | None) -> Markup:
     if state is None:
         return tag("td")
-    mark, word = STATE_MARKS[state]
+    mark, word = LAYER_MARKS[state]
     return tag("td", mark, class_=state, title=word or None)
 
 

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _TERMINAL_COLOUR_CODE: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _PRINTABLE_ASCII: Final = re.compile(r"[\x20-\x7e\n]*")

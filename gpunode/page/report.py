@@ -38,7 +38,7 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, when_suffix
+from gpunode.page.words import LAYER_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -136,14 +136,14 @@ def _render_stack(layers: Sequence[LayerState]) -> Markup:
     """Return the layers, highest first, with the unseen ones in one row."""
     rows = []
     for layer in (layer for layer in reversed(layers) if layer.state != "unknown"):
-        mark, word = STATE_MARKS[layer.state]
+        mark, word = LAYER_MARKS[layer.state]
         causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
         fault = tag("strong", word, ": ", causes) if word and causes else None
         parts = layer.summary or ("" if fault else word), " " if fault else "", fault
         rows.append(_render_layer_row(layer.state, mark, layer.title, *parts))
     unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unknown")
     if unseen:
-        mark, word = STATE_MARKS["unknown"]
+        mark, word = LAYER_MARKS["unknown"]
         rows.append(_render_layer_row("unknown", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 

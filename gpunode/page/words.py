@@ -26,7 +26,7 @@ TEXT_BY_DISRUPTION: Final[Mapping[Disruption, str]] = {
     "RMA": "replaces the part",
 }
 # A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen, ↳ a consequence.
-STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
+LAYER_MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
     "affected": ("↳", "affected"),

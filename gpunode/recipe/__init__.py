@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes

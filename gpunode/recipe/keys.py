@@ -8,6 +8,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe import (
     RECIPE_SCHEMA_VERSION,
     CudaToolkit,
@@ -22,7 +23,6 @@ from gpunode.recipe import (
     RuntimeSettings,
     Toolkit,
 )
-from gpunode.values import dataclass
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {

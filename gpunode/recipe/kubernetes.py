@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from gpunode.errors import Refused
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe import KeySpec
-from gpunode.values import dataclass
 
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
 SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gpunode import yaml
 from gpunode.errors import MigFileError
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from yaml import Node

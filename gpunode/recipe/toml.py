@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpunode.errors import RecipeError, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe import MAX_RECIPE_BYTES, RECIPE_SCHEMA_VERSION, Recipe
 from gpunode.recipe.keys import (
     CHOSEN_NAME_PATTERN,
@@ -26,7 +27,6 @@ from gpunode.recipe.keys import (
     section_at,
     sections,
 )
-from gpunode.values import dataclass
 
 _MAX_EXTENDED_RECIPES = 32
 # Compiled on use: only an error needs them.

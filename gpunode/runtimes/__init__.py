@@ -27,7 +27,7 @@ from gpunode.runtimes.model import satisfies as satisfies
 # required if its daemon reloads, or its containers stop with it; the two before if it has handlers.
 _RUNTIME_RULE_NAMES = (
     "list_read_paths",
-    "locate_row",
+    "adapt_to_node",
     "configure",
     "inspect",
     "layers",
@@ -36,7 +36,7 @@ _RUNTIME_RULE_NAMES = (
     "keeps_containers",
 )
 # The paths of a runtime's files are needed on every node; this module has them without docker's editor.
-_MODULE_BY_RULE = {("docker", "list_read_paths"): "docker_nodes", ("docker", "locate_row"): "docker_nodes"}
+_MODULE_BY_RULE = {("docker", "list_read_paths"): "docker_nodes", ("docker", "adapt_to_node"): "docker_nodes"}
 
 
 def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
@@ -45,33 +45,33 @@ def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
 
-def _make_row(runtime_row: ContainerRuntime) -> Runtime:
-    rules = {rule: _load_on_use(runtime_row.id, rule) for rule in _RUNTIME_RULE_NAMES}
-    if not runtime_row.config:
+def _make_row(entry: ContainerRuntime) -> Runtime:
+    rules = {rule: _load_on_use(entry.id, rule) for rule in _RUNTIME_RULE_NAMES}
+    if not entry.config:
         rules |= {"layers": lambda *_: (), "complete_removal": lambda removal, _: removal}
-    if runtime_row.other_config_paths:
-        rules |= {"list_read_paths": partial(_list_known_places, runtime_row), "locate_row": lambda row, *_: row}
-    return Runtime(**{one.name: getattr(runtime_row, one.name) for one in fields(runtime_row)}, **rules)
+    if entry.other_config_paths:
+        rules |= {"list_read_paths": partial(_list_known_places, entry), "adapt_to_node": lambda runtime, *_: runtime}
+    return Runtime(**{field.name: getattr(entry, field.name) for field in fields(entry)}, **rules)
 
 
-def _list_known_places(runtime_row: ContainerRuntime, _: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def _list_known_places(entry: ContainerRuntime, _: Files, desired: DesiredConfig) -> tuple[str, ...]:
     drop_in = (desired.drop_in, f"{posixpath.dirname(desired.drop_in)}/*") if desired.drop_in else ()
-    places = (desired.config or runtime_row.config, *runtime_row.other_config_paths, *drop_in)
-    return tuple(dict.fromkeys(place for place in places if place))
+    places = (desired.config or entry.config, *entry.other_config_paths, *drop_in)
+    return tuple(dict.fromkeys(path for path in places if path))
 
 
 RUNTIMES: tuple[Runtime, ...] = tuple(_make_row(known) for known in CONTAINER_RUNTIMES.values())
 
 
 def find_runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word
-    """Return the row named ``id``.
+    """Return the runtime named ``id``.
 
     Raises:
         KeyError: there is none; recipes are checked against the rows first.
     """
-    return {row.id: row for row in RUNTIMES}[id]
+    return {runtime.id: runtime for runtime in RUNTIMES}[id]
 
 
 def find_reader(path: str) -> Runtime | None:
     """Return the runtime that reads ``path`` if nobody moves its files; None if none does."""
-    return next((row for row in RUNTIMES if path in {row.config, row.drop_in}), None)
+    return next((runtime for runtime in RUNTIMES if path in {runtime.config, runtime.drop_in}), None)

@@ -62,10 +62,10 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     return (*containerd_files.list_read_paths(own, with_unit_config(files, desired)), *started_by)
 
 
-def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """Return ``row`` with the configuration that containerd's unit names, unless it belongs to a distribution."""
-    named = None if row.product else find_unit_config(files, desired)
-    return replace(row, config=named.path) if named else row
+def adapt_to_node(runtime: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+    """Return ``runtime`` with the configuration that containerd's unit names, unless it belongs to a distribution."""
+    named = None if runtime.product else find_unit_config(files, desired)
+    return replace(runtime, config=named.path) if named else runtime
 
 
 def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
@@ -288,11 +288,13 @@ def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredCon
 def _refuse_overruled_edit(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
     """Refuse an edit that another file overrides."""
     loaded = load_config_files(files, desired)
-    found = _observe(loaded, desired)
-    meant_default = desired.handler if desired.default and found.default != NAMELESS_DEFAULT_NAME else found.default
-    if desired.not_default and found.default == desired.handler:
+    observed = _observe(loaded, desired)
+    meant_default = (
+        desired.handler if desired.default and observed.default != NAMELESS_DEFAULT_NAME else observed.default
+    )
+    if desired.demote_default and observed.default == desired.handler:
         meant_default = "runc"
-    if found.handlers.get(desired.handler) == desired.binary and found.default == meant_default:
+    if observed.handlers.get(desired.handler) == desired.binary and observed.default == meant_default:
         return
     overriding = [file.path for file in loaded[1:] if file.has_cri_table]
     read_by = overriding[-1] if overriding else loaded[0].path

@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.containerd import (
     OLD_RUNC_RUNTIME_TYPE,
     RUNC_RUNTIME_TYPE,
@@ -42,7 +43,6 @@ from gpunode.runtimes.model import (
     is_under_systemd,
     needs_runc,
 )
-from gpunode.values import dataclass
 
 # What nvidia-ctk writes if there is no runtime to copy from.
 _GENERIC_RUNC_ENTRY: Document = {
@@ -126,7 +126,7 @@ class ContainerdEditor:
         if self.desired.drop_in or self.desired.mode != "auto":
             return self.desired.drop_in or CONTAINERD_DROP_IN
         name = posixpath.basename(CONTAINERD_DROP_IN)
-        folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
+        folders = [posixpath.dirname(path) for path in self.root.imports if path.endswith("/*.toml")]
         absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
         candidates = [CONTAINERD_DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
         return next((path for path in candidates if any(imports_matching(self.root, path))), CONTAINERD_DROP_IN)
@@ -139,7 +139,9 @@ class ContainerdEditor:
         if is_read:
             return self.files.get(root.path)
         known = {path, *(file.path for file in self.loaded)}
-        has_others = any(posixpath.dirname(one) == posixpath.dirname(path) for one in self.files.keys() - known)
+        has_others = any(
+            posixpath.dirname(other_path) == posixpath.dirname(path) for other_path in self.files.keys() - known
+        )
         if self.desired.mode == "auto" and has_others:
             pattern = path  # nothing reads the others so far, and that may be intended
         return self.with_imports([*root.imports, pattern])
@@ -236,7 +238,9 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
             if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_RUNC_RUNTIME_TYPE:
                 del result["systemd_cgroup"]
                 desired = replace(desired, systemd_cgroup=True)
-    elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
+    elif desired.demote_default and desired.handler in {
+        one.get("default_runtime_name") for one in (containerd, former)
+    }:
         containerd["default_runtime_name"] = "runc"
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
     # Needed even if another runtime becomes the default: a RuntimeClass may name runc.
@@ -261,8 +265,10 @@ def _find_template(runtimes: Document, nameless: Document, default: str, desired
     # The oldest type's keys mean nothing to runc's shim.
     candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_RUNC_RUNTIME_TYPE else named
     # A VM shim's options mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
-    found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC_RUNC_ENTRY))
-    return found
+    template: Document = copy.deepcopy(
+        next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC_RUNC_ENTRY)
+    )
+    return template
 
 
 def _make_handler_entry(

@@ -21,9 +21,9 @@ from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.facts import systemd
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_file
 from gpunode.runtimes.model import DesiredConfig, Files
-from gpunode.values import dataclass
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read by default (containerd PR 12323).
@@ -148,9 +148,9 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     paths = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # the code that uses the file reports the problem
-            paths += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
+            paths += [_resolve_import(import_path, path) for import_path in parse_config(files.get(path), path).imports]
     # For Go a star stands for a name's first dot, too.
-    parts = (place.rpartition("/") for place in paths)
+    parts = (path.rpartition("/") for path in paths)
     hidden = (f"{folder}/.{name}" for folder, _, name in parts if name.startswith(("*", "?", "[")))
     return tuple(dict.fromkeys(filter(None, (*paths, *hidden))))
 
@@ -192,9 +192,9 @@ def edit_file(file: ConfigFile, document: Document) -> bytes | None:
     return file.edit(document, advice=advice)
 
 
-def is_pattern(place: str) -> bool:
+def is_pattern(path: str) -> bool:
     """Return whether an import names several files; containerd only looks for a ``*``."""
-    return "*" in place
+    return "*" in path
 
 
 def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
@@ -243,7 +243,11 @@ def match_pattern(pattern: str, files: Files) -> list[str]:
 
 def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:
     """Return the imports of ``file`` that match ``path``, as written."""
-    return (one for one in file.imports if match_pattern(_resolve_import(one, file.path), {path: b""}))
+    return (
+        import_path
+        for import_path in file.imports
+        if match_pattern(_resolve_import(import_path, file.path), {path: b""})
+    )
 
 
 def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:

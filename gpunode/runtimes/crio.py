@@ -57,7 +57,7 @@ def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, .
         return places.index(True) if True in places else -1
 
     ranked_paths = ((rank(path), path.split("/"), path) for path in {*paths})
-    return tuple(path for place, _, path in sorted(ranked_paths) if place >= 0)
+    return tuple(path for position, _, path in sorted(ranked_paths) if position >= 0)
 
 
 def _root_file(desired: DesiredConfig) -> str:
@@ -82,7 +82,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     notes = (*_notes(files, read, desired), *inherited)
     # The default in the drop-in is gpunode's or nvidia-ctk's; the former default is in the files before it.
     is_own_default = path == CRIO_DROP_IN and value_at(target.document, _DEFAULT_RUNTIME_KEY_PATH) == desired.handler
-    drops_default = desired.not_default and is_own_default
+    drops_default = desired.demote_default and is_own_default
     if not drops_default and not _unmet_keys(merged, entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
     wanted = with_value(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
@@ -95,7 +95,9 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     order, after = files_in_order((*read, path), desired), {**read, path: replace(target, document=wanted)}
     if unmet := _unmet_keys(_merge_runtime_tables(after[one] for one in order), entry, desired):
         later = [read[one] for one in order[order.index(path) + 1 :]]
-        settings = [f"{one.path} sets {'.'.join(key)}" for one in later for key in unmet if value_at(one.document, key)]
+        settings = [
+            f"{layer.path} sets {'.'.join(key)}" for layer in later for key in unmet if value_at(layer.document, key)
+        ]
         raise Refused(
             f"the change would have no effect in {path}",
             why=f"CRI-O reads {_root_file(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins, and "
@@ -138,8 +140,8 @@ def _merge_runtime_tables(layers_read: Iterable[ConfigLayer]) -> Document:
     """Return ``[crio.runtime]`` as CRI-O reads it; always with ``runtimes``."""
     merged: Document = {"runtimes": {}}
     for file in layers_read:
-        own = value_at(file.document, _RUNTIME_TABLE_PATH) or {}
-        merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
+        table = value_at(file.document, _RUNTIME_TABLE_PATH) or {}
+        merged = {**merged, **table, "runtimes": {**merged["runtimes"], **table.get("runtimes", {})}}
     return merged
 
 

@@ -87,7 +87,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         *_default_changes(node, configured, desired),
         *_cdi_changes(node, configured, desired),
     ]
-    wanted = reduce(lambda one, change: with_value(one, *change), changes, document)
+    wanted = reduce(lambda document, change: with_value(document, *change), changes, document)
     how = f"in place: {node.config} is the only file that dockerd reads"
     how = f"in place, in the file that --config names: {node.config}" if desired.config else how
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
@@ -128,8 +128,8 @@ def explain_kept_runtimes(before: Files, after: Files, desired: DesiredConfig) -
     Source: dockerd 20.10.24 and 26.1.5.
     """
     path = find_docker(after, desired).config
-    kept, left = (parse_daemon_json(files.get(path), path).get("runtimes") for files in (before, after))
-    if not kept or left is not None or not applies_on_reload(before, after, desired):
+    kept, remaining = (parse_daemon_json(files.get(path), path).get("runtimes") for files in (before, after))
+    if not kept or remaining is not None or not applies_on_reload(before, after, desired):
         return ""
     return (
         f"a running dockerd keeps {join_names(sorted(kept))} until its next restart: a reload removes runtimes only if "
@@ -243,7 +243,7 @@ def _handler_changes(document: Document, observed: ObservedConfig, desired: Desi
 
 def _default_changes(node: NodeDocker, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
     is_default = observed.default == desired.handler
-    if not (desired.not_default if is_default else desired.default):
+    if not (desired.demote_default if is_default else desired.default):
         return []
     # dockerd keeps a default that its file no longer names until it restarts, so name runc.
     wanted = desired.handler if desired.default else _RESERVED_RUNTIME_NAME

@@ -13,8 +13,8 @@ from dataclasses import field, replace
 
 from gpunode.errors import Refused
 from gpunode.facts import systemd
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
-from gpunode.values import dataclass
 
 # Flags whose key in the file has another name; for a repeatable flag it is a plural.
 _DIRECTIVE_BY_FLAG = {
@@ -225,12 +225,12 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
 
-def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """Return ``row`` as docker is on this node: its configuration file, its unit, its socket."""
+def adapt_to_node(runtime: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+    """Return ``runtime`` as docker is on this node: its configuration file, its unit, its socket."""
     node = find_docker(files, desired)
     kind = node.kind
-    here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
-    return row if here == row else here
+    here = replace(runtime, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
+    return runtime if here == runtime else here
 
 
 def find_docker(files: Files, desired: DesiredConfig) -> NodeDocker:
@@ -242,10 +242,10 @@ def find_docker(files: Files, desired: DesiredConfig) -> NodeDocker:
         return NodeDocker(ROOTLESS_INSTALLATION, desired.config, flags, files, like if like in files else "")
     kind = _find_installation(files, desired)
     flags = _read_flags(files, kind.unit) if kind is ENGINE else Flags()
-    own = flags.config or kind.config
-    if desired.config and desired.config != own:
+    config = flags.config or kind.config
+    if desired.config and desired.config != config:
         return NodeDocker(kind, desired.config, Flags(), files)
-    return NodeDocker(kind, own, flags, files)
+    return NodeDocker(kind, config, flags, files)
 
 
 def _read_flags(files: Files, unit: str, *folders: tuple[str, ...]) -> Flags:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from gpunode.errors import Refused
+from gpunode.fast_dataclass import dataclass
 from gpunode.toml import loads
-from gpunode.values import dataclass
 
 Path: TypeAlias = tuple[str, ...]
 # TOML's structure: nested tables of values.
@@ -88,8 +88,8 @@ def parse_toml_file(data: bytes | None, path: str, *, hint: str, also: str = "")
         return parse_toml(text)
     except ValueError as error:
         match = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        place = f"{path}:{match[1]}" if match else path
-        raise Refused(f"{place}: not valid TOML", why=f"{error}{also}", hint=hint) from error
+        position = f"{path}:{match[1]}" if match else path
+        raise Refused(f"{position}: not valid TOML", why=f"{error}{also}", hint=hint) from error
 
 
 def is_json(path: str, *contents: bytes | None) -> bool:
@@ -146,7 +146,7 @@ def with_value(document: Document, keys: Sequence[str], value: Any, *, prune: bo
         table = with_value(former if isinstance(former, dict) else {}, below, value, prune=prune)
         value = None if prune and not table and (former or key not in document) else table
     if value is None:
-        return {name: one for name, one in document.items() if name != key}
+        return {name: entry for name, entry in document.items() if name != key}
     return {**document, key: value}
 
 

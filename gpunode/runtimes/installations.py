@@ -19,8 +19,8 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.model import Facts, Known, Kubelet, MisreadKubelet, Unknown
 from gpunode.facts.systemd import is_unit_file
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class ContainerdInstallation:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRuntime:
-    """The row to use, and what the user should know about the choice."""
+    """The runtime to use, and what the user should know about the choice."""
 
-    row: Runtime
+    runtime: Runtime
     notes: tuple[str, ...] = ()
 
 
@@ -73,51 +73,51 @@ _DOCKERS_CONTAINERD_SOCKET: Final = "/run/docker/containerd/containerd.sock"
 
 def containerd_socket_of(unit: str) -> str:
     """Return the socket of the containerd that ``unit`` starts; empty for other units."""
-    return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
+    return next((installation.sockets[0] for installation in INSTALLATIONS if unit in installation.units), "")
 
 
-def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
-    """Return the row to configure for ``row``: the kubelet's containerd if there is one; docker as it is installed.
+def resolve_runtime(runtime: Runtime, facts: Facts) -> ChosenRuntime:
+    """Return the runtime to configure for ``runtime``: the kubelet's containerd, if any; docker as it is installed.
 
     Raises:
         Refused: it is unknown what the kubelet's containerd reads.
     """
-    if is_shipped_by_products(row):
-        return _choose_for_kubelet(_locate_row(row, facts), facts)
-    return ChosenRuntime(_locate_row(row, facts))
+    if is_shipped_by_products(runtime):
+        return _choose_for_kubelet(_adapt_to_node(runtime, facts), facts)
+    return ChosenRuntime(_adapt_to_node(runtime, facts))
 
 
-def is_shipped_by_products(row: Runtime) -> bool:
+def is_shipped_by_products(runtime: Runtime) -> bool:
     """Return whether products ship this runtime, each with its own rules."""
-    return row.id == "containerd"
+    return runtime.id == "containerd"
 
 
-def _locate_row(row: Runtime, facts: Facts) -> Runtime:
+def _adapt_to_node(runtime: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
     masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
-    return row.locate_row(row, {**files, **masked}, DesiredConfig())
+    return runtime.adapt_to_node(runtime, {**files, **masked}, DesiredConfig())
 
 
-def choose_row_if_possible(row: Runtime, facts: Facts) -> Runtime:
-    """Return the row to inspect for ``row``: the result of ``choose_row``, or ``row`` itself if that refuses."""
+def resolve_runtime_if_possible(runtime: Runtime, facts: Facts) -> Runtime:
+    """Return the runtime to inspect: the result of ``resolve_runtime``, or ``runtime`` itself if that refuses."""
     try:
-        return choose_row(row, facts).row
+        return resolve_runtime(runtime, facts).runtime
     except Refused:
-        return row
+        return runtime
 
 
-def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
+def kubelet_using(runtime: Runtime, facts: Facts) -> Kubelet | None:
     """Return the kubelet that runs its pods in this runtime; None if there is none, or that is unknown."""
     kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
-    return kubelet if kubelet is not None and kubelet.socket == row.socket else None
+    return kubelet if kubelet is not None and kubelet.socket == runtime.socket else None
 
 
-def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
+def with_kubelet_cgroup_driver(runtime: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
     """Return ``desired`` with systemd's cgroup driver if the kubelet uses it and no handler has one to inherit."""
-    kubelet = kubelet_using(row, facts)
-    if not row.cgroup_by_handler or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
+    kubelet = kubelet_using(runtime, facts)
+    if not runtime.cgroup_by_handler or runtime.product or kubelet is None or kubelet.cgroup_driver != "systemd":
         return desired
-    present = row.inspect(files, desired)
+    present = runtime.inspect(files, desired)
     if any(name in present.handlers for name in (*RUNC_FAMILY, present.default)):
         return desired
     return replace(desired, systemd_cgroup=True)
@@ -137,7 +137,9 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
         if product.id == kubelet.kind and kubelet.socket in product.sockets:
             from gpunode.runtimes import products  # loaded on use: most nodes have none of these
 
-            return ChosenRuntime(products.make_row(product.id, containerd, kubelet, product.units[0], facts))
+            return ChosenRuntime(
+                products.make_bundled_runtime(product.id, containerd, kubelet, product.units[0], facts)
+            )
     raise _unknown_socket_error(kubelet)
 
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.documents import MISSING_VALUE, Path, compare_documents
-from gpunode.values import dataclass
 
 # JSON's white space.
 JSON_BLANKS = " \t\r\n"

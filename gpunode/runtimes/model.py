@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.errors import Refused
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.documents import ConfigLayer
-from gpunode.values import dataclass
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
@@ -33,7 +33,7 @@ class DesiredConfig:
         handler: the name by which containers request it.
         binary: the program that it runs.
         default: True makes it the default runtime; False leaves the default as it is.
-        not_default: True makes runc the default if the handler is; False leaves the default as it is.
+        demote_default: True makes runc the default if the handler is; False leaves the default as it is.
         systemd_cgroup: True puts it, and runc, under systemd's cgroup driver; False leaves what is there. containerd
             only: dockerd takes its driver from the host.
         enable_cdi: True enables the runtime's own CDI support; False leaves it as it is.
@@ -51,7 +51,7 @@ class DesiredConfig:
     handler: str = "nvidia"
     binary: str = "/usr/bin/nvidia-container-runtime"
     default: bool = False
-    not_default: bool = False
+    demote_default: bool = False
     systemd_cgroup: bool = False
     enable_cdi: bool = False
     version: tuple[int, ...] | None = None
@@ -147,7 +147,7 @@ class Removal:
 
     def with_file(self, path: str, content: bytes | None) -> Removal:
         """Return the removal with the given content of one file; None for no file."""
-        others = {one: data for one, data in self.files_after.items() if one != path}
+        others = {other_path: data for other_path, data in self.files_after.items() if other_path != path}
         return replace(self, files_after=others if content is None else {**others, path: content})
 
     def with_notes(self, *notes: str) -> Removal:
@@ -172,7 +172,7 @@ class Runtime(ContainerRuntime):
     Attributes:
         list_read_paths: returns the paths and patterns of the files that it reads, as far as the given files tell;
             called again until nothing new comes.
-        locate_row: returns the row for a node with these files: another file may count, or another unit run it.
+        adapt_to_node: returns the runtime for a node with these files: another file may count, or another unit run it.
         configure: returns the edits that lead to the desired configuration; none if nothing has to be done.
         layers: returns the files in which handlers are registered, in the order in which it reads them.
         complete_removal: completes the removal of a handler, so that the runtime starts with what is left.
@@ -186,7 +186,7 @@ class Runtime(ContainerRuntime):
     """
 
     list_read_paths: ListReadPaths
-    locate_row: Callable[[Runtime, Files, DesiredConfig], Runtime]
+    adapt_to_node: Callable[[Runtime, Files, DesiredConfig], Runtime]
     configure: Configure
     layers: Layers
     complete_removal: CompleteRemoval
@@ -249,7 +249,7 @@ def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
     return (
         observed.handlers.get(desired.handler) == desired.binary
         and (not desired.default or observed.default == desired.handler)
-        and not (desired.not_default and observed.default == desired.handler)
+        and not (desired.demote_default and observed.default == desired.handler)
         and (not desired.enable_cdi or observed.cdi is True)
         and (observed.schema is None or _cri_is_sound(observed, desired))
     )
@@ -307,40 +307,40 @@ _HAS_CDI, _CDI_ON_BY_DEFAULT = (1, 7), (2,)
 _SCHEMA_OF_CONTAINERD_2: Final = 3
 
 
-def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
+def reads_cdi(runtime: Runtime, observed: ObservedConfig, version: Version) -> bool:
     """Return whether pods of the runtime get the CDI devices that the kubelet names.
 
     Args:
-        row: the runtime as it is installed.
+        runtime: the runtime as it is installed.
         observed: the configuration in its files.
         version: the daemon's; None if unknown, and then only signs of containerd 2 count.
     """
-    if not row.has_cri_plugin:
-        return row.cdi_support == "always"
+    if not runtime.has_cri_plugin:
+        return runtime.cdi_support == "always"
     is_default = _is_on_by_default(observed, version)
     return is_default if observed.cdi is None else observed.cdi and (is_default or (version or ()) >= _HAS_CDI)
 
 
-def should_enable_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
+def should_enable_cdi(runtime: Runtime, observed: ObservedConfig, version: Version) -> bool:
     """Return whether setup has to, and may, write ``enable_cdi = true`` so that pods get CDI devices.
 
     ``enable_cdi = false`` written by a person is respected. In schema 2 beside ``cdi_spec_dirs`` it is the default from
     containerd 1.7's ``config default``, which is how most people create their file.
     """
-    if not row.has_cri_plugin or reads_cdi(row, observed, version):
+    if not runtime.has_cri_plugin or reads_cdi(runtime, observed, version):
         return False
     has_cdi = _is_on_by_default(observed, version) or (version or ()) >= _HAS_CDI
     return has_cdi and (observed.cdi is None or observed.has_default_cdi)
 
 
-def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> str:
+def explain_no_cdi(runtime: Runtime, observed: ObservedConfig, version: Version) -> str:
     """Return a clause that says why pods get no CDI devices, for a runtime that does not read them."""
-    shown = f"{row.id} {'.'.join(map(str, version))}" if version else row.id
-    if row.has_cri_plugin and version and version < _HAS_CDI:
+    shown = f"{runtime.id} {'.'.join(map(str, version))}" if version else runtime.id
+    if runtime.has_cri_plugin and version and version < _HAS_CDI:
         return f"{shown} has no CDI for pods, 1.7 is the first that has"
-    if row.has_cri_plugin and observed.cdi is False:
-        return f"{row.config} has enable_cdi = false, which somebody chose"
-    if row.has_cri_plugin and not version:
+    if runtime.has_cri_plugin and observed.cdi is False:
+        return f"{runtime.config} has enable_cdi = false, which somebody chose"
+    if runtime.has_cri_plugin and not version:
         return f"no package shows the version of {shown}, so its CDI support is unknown"
     return f"{shown} does not read the kubelet's CDI devices"
 

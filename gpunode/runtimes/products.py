@@ -33,11 +33,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Kubelet, known
+from gpunode.facts.model import Facts, Kubelet, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, parse_config
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal, Runtime
-from gpunode.values import dataclass
 
 _DROP_IN_FILE_NAME: Final = "99-nvidia.toml"
 # What k3s registers by itself: each handler with the program that k3s looks for.
@@ -361,7 +361,7 @@ def _default_runtime_setting(desired: DesiredConfig) -> bytes:
     return f"# made by gpunode\ndefault-runtime: {name}\n".encode()
 
 
-def make_row(product: str, usual: Runtime, kubelet: Kubelet, unit: str, facts: Facts) -> Runtime:
+def make_bundled_runtime(product: str, usual: Runtime, kubelet: Kubelet, unit: str, facts: Facts) -> Runtime:
     """Return the row of the containerd that ``product`` ships.
 
     Args:
@@ -376,7 +376,7 @@ def make_row(product: str, usual: Runtime, kubelet: Kubelet, unit: str, facts: F
         return Microk8s(product, _MICROK8S_TEMPLATE).make_row(usual, kubelet, unit)
     unit = kubelet.unit or unit
     if product == "k0s":
-        state = known(facts.file(_K0S_CONFIG_FILE), None)
+        state = value_or(facts.file(_K0S_CONFIG_FILE), None)
         is_managed = is_managed_by_k0s(state.content if state else None)
         k0s = K0s(product, _K0S_CONFIG_FILE, (f"{_K0S_DROP_IN_FOLDER}/*.toml",), frozenset({_K0S_DROP_IN}))
         generated = frozenset({k0s.config} if is_managed else ())

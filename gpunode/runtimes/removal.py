@@ -30,25 +30,25 @@ def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
 
 
 def find_other_own_handlers(
-    row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]
+    runtime: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]
 ) -> frozenset[str]:
     """Return the other handlers that gpunode added and that still exist.
 
     A handler that runs the same program as before gpunode does not count: a drop-in may repeat it.
     """
-    was, now = (row.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
+    was, now = (runtime.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
     copied = {name for name in now if was.get(name) == now[name]}
     made_handlers = frozenset[str]().union(*map(changed_handlers, recorded))
     return made_handlers & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
 
 
 def remove_handler(
-    row: Runtime, desired: DesiredConfig, reverted: Removal, contents_before: PreviousContents
+    runtime: Runtime, desired: DesiredConfig, reverted: Removal, contents_before: PreviousContents
 ) -> ConfigEdit:
     """Return the edits that remove ``desired.handler``.
 
     Args:
-        row: the runtime.
+        runtime: the runtime.
         desired: names the handler, and the effective files.
         reverted: its files, with gpunode's recorded edits reverted if no other handler needs them.
         contents_before: the files from which the handler is removed by name, as they were before it was added.
@@ -56,73 +56,73 @@ def remove_handler(
     Raises:
         Refused: the files cannot be edited this way, or neither gpunode nor nvidia-ctk can have added the handler.
     """
-    files, removal = reverted.files, _restore_entry(row, desired, reverted, contents_before)
-    completed = _complete_removal(row, desired, removal)
+    files, removal = reverted.files, _restore_entry(runtime, desired, reverted, contents_before)
+    completed = _complete_removal(runtime, desired, removal)
     # What completing puts back, such as runc's entry beside one that stays, was not gpunode's change to undo.
     is_recorded = files not in (removal.files_after, completed.files_after)
     if not is_recorded:
-        if _is_foreign(row, desired, files):
-            binary = row.inspect(files, desired).handlers[desired.handler]
+        if _is_foreign(runtime, desired, files):
+            binary = runtime.inspect(files, desired).handlers[desired.handler]
             raise Refused(
-                f"the runtime {desired.handler} of {row.id} was not added by configure",
+                f"the runtime {desired.handler} of {runtime.id} was not added by configure",
                 why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
-                hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
-                f"program: --nvidia-runtime-path={binary or 'FILE'}",
+                hint=f"remove it from {desired.config or runtime.config} by hand; if it is NVIDIA's nevertheless, name "
+                f"its program: --nvidia-runtime-path={binary or 'FILE'}",
             )
         # The notes on what a revert keeps do not hold for a removal by name.
-        by_name = _restore_entry(row, desired, replace(removal, notes=()), dict.fromkeys(files))
-        completed = _complete_removal(row, desired, by_name)
+        by_name = _restore_entry(runtime, desired, replace(removal, notes=()), dict.fromkeys(files))
+        completed = _complete_removal(runtime, desired, by_name)
     removal = completed
-    paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
+    paths = dict.fromkeys((*(layer.path for layer in runtime.layers(files, desired)), *sorted(files)))
     edits = tuple(
         Edit(path, files.get(path), removal.files_after.get(path))
         for path in paths
-        if path not in row.generated_files and files.get(path) != removal.files_after.get(path)
+        if path not in runtime.generated_files and files.get(path) != removal.files_after.get(path)
     )
-    how, notes = _describe_removal(row, desired, removal, edits, is_recorded=is_recorded)
-    own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated_files,)))
-    return ConfigEdit(edits, how, tuple(dict.fromkeys(own)))
+    how, notes = _describe_removal(runtime, desired, removal, edits, is_recorded=is_recorded)
+    kept_notes = (note for note in (*removal.notes, *notes) if not note.startswith((*runtime.generated_files,)))
+    return ConfigEdit(edits, how, tuple(dict.fromkeys(kept_notes)))
 
 
-def _complete_removal(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
-    return row.complete_removal(remove_dangling_default(row, desired, removal), desired)
+def _complete_removal(runtime: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
+    return runtime.complete_removal(remove_dangling_default(runtime, desired, removal), desired)
 
 
 def _describe_removal(
-    row: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
+    runtime: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Return a sentence about what is done, and notes on what stays."""
-    handler, is_left = desired.handler, desired.handler in row.inspect(removal.files_after, desired).handlers
+    handler, is_left = desired.handler, desired.handler in runtime.inspect(removal.files_after, desired).handlers
     if not edits:
-        return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
+        return f"no file of {runtime.product or runtime.id} that gpunode edits has {handler}", ()
     if not is_recorded:
         how = (
             f"{handler} is removed by its name: gpunode has no record of it in {', '.join(edit.path for edit in edits)}"
         )
         unknown = "the former default is not on record; it is now runc, unless a file names another"
-        return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
+        return how, (unknown,) if runtime.inspect(removal.files, desired).default == handler else ()
     if not is_left:
         return f"{handler} is removed", ()
     how = f"gpunode's changes to {handler} are undone"
-    if row.product or _is_foreign(row, desired, removal.files_after):
+    if runtime.product or _is_foreign(runtime, desired, removal.files_after):
         return how, ()
-    left = (
-        f"{row.id} still has a runtime {handler}: an entry that gpunode has no record of stays; run the same "
+    leftover_note = (
+        f"{runtime.id} still has a runtime {handler}: an entry that gpunode has no record of stays; run the same "
         "command again to remove it by its name"
     )
-    return how, (left,)
+    return how, (leftover_note,)
 
 
-def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
+def _is_foreign(runtime: Runtime, desired: DesiredConfig, files: Files) -> bool:
     """Return whether neither gpunode nor nvidia-ctk can have added the handler."""
-    binary = row.inspect(files, desired).handlers.get(desired.handler)
+    binary = runtime.inspect(files, desired).handlers.get(desired.handler)
     is_nvidias = posixpath.basename(binary or "").startswith("nvidia-container-runtime")
     return binary not in {None, desired.binary} and not is_nvidias
 
 
-def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
+def _restore_entry(runtime: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
     """Restore the handler's entry, and a default that names it, to what they were ``before``; else remove them."""
-    layers, main = row.layers(removal.files_after, desired), desired.config or row.config
+    layers, main = runtime.layers(removal.files_after, desired), desired.config or runtime.config
     root = next((layer.document for layer in layers if layer.path == main), {})
     for layer in (layer for layer in layers if layer.path in before):
         was, document = parse_document(before[layer.path], layer.path), layer.document
@@ -141,20 +141,20 @@ def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
     return removal
 
 
-def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
+def remove_dangling_default(runtime: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
     """Remove a default that no longer names a runtime: containers would not start with it.
 
     A default that named none even before gpunode is restored with the file's former content.
     """
 
     def read_defaults(files: Files) -> dict[str, str]:
-        found = ((layer.path, value_at(layer.document, layer.default)) for layer in row.layers(files, desired))
-        return {path: name for path, name in found if isinstance(name, str)}
+        defaults = ((layer.path, value_at(layer.document, layer.default)) for layer in runtime.layers(files, desired))
+        return {path: name for path, name in defaults if isinstance(name, str)}
 
-    was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.files_after))
-    present, were_there = (row.inspect(files, desired).handlers for files in (removal.files_after, removal.former))
-    for layer in row.layers(removal.files_after, desired):
-        path, name = layer.path, left.get(layer.path, "")
+    was, now, remaining = (read_defaults(files) for files in (removal.former, removal.files, removal.files_after))
+    present, were_there = (runtime.inspect(files, desired).handlers for files in (removal.files_after, removal.former))
+    for layer in runtime.layers(removal.files_after, desired):
+        path, name = layer.path, remaining.get(layer.path, "")
         if name in {"", *present, *RUNC_FAMILY} or name.startswith(("io.containerd.", "$")):
             continue
         if name == now.get(path) and name != desired.handler:

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from gpunode import merging
+from gpunode import three_way_merge
 from gpunode.errors import Refused
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.containerd_files import CRI_PLUGIN_BY_SCHEMA
 from gpunode.runtimes.documents import (
     Document,
@@ -29,7 +30,6 @@ from gpunode.runtimes.documents import (
     with_value,
 )
 from gpunode.runtimes.model import RUNC_FAMILY, Edit
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _write_reverted(edit: Edit, current: bytes, found: Document, reverted: Docum
     is_empty = edit.before is None and not reverted
     if is_empty and (as_json or _adds_no_line(current, edit.after)):
         return b""
-    content = merging.merge_three_ways(edit.after or b"", edit.before or b"", current, is_checked=True)
+    content = three_way_merge.merge_three_ways(edit.after or b"", edit.before or b"", current, is_checked=True)
     if content is None or not reads_as(content, edit.path, reverted):
         try:
             content = edit_content(current, found, reverted, as_json=as_json)
@@ -123,7 +123,7 @@ def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
 
 
 def _revert_lines(edit: Edit, current: bytes) -> RevertedFile | None:
-    content = merging.merge_three_ways(edit.after or b"", edit.before or b"", current)
+    content = three_way_merge.merge_three_ways(edit.after or b"", edit.before or b"", current)
     return None if content is None else RevertedFile(content)
 
 

@@ -18,8 +18,8 @@ import tomlkit  # noqa: TID253
 from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
+from gpunode.fast_dataclass import dataclass
 from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat, is_same_value, parse_toml
-from gpunode.values import dataclass
 
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.

@@ -18,9 +18,9 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
+from gpunode.fast_dataclass import dataclass
 from gpunode.recipe.toml import to_toml_literal
 from gpunode.runtimes.documents import ConfigLayer, Path, encode_config, parse_toml_file, reads_as, value_at, with_value
-from gpunode.values import dataclass
 
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"

@@ -12,20 +12,20 @@ from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Tr
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.layout import GpuLayout
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, require, value_or
 from gpunode.facts.probes import CDI_FOLDERS, CDI_REFRESH_ENVIRONMENT_FILE, find_cdi_output_path
 from gpunode.facts.project import PLAN_PROBE_KEY
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Planned, Step, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, find_runtime
-from gpunode.runtimes.found import contents_of_states, inspect_from_facts, states_from_facts
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import contents_of_states, inspect_from_facts, states_from_facts
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiDevices, CdiSpec
@@ -75,7 +75,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "nvidia-ctk writes it in this run", is_deferred=True)
     if isinstance(fact, Unknown) and not requests_cdi(recipe):
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
-    before = need(fact, f"what {path} holds")
+    before = require(fact, f"what {path} holds")
     judged = judge_specifications(recipe, facts, loaded)
     refresh = facts.unit(CDI_REFRESH_UNIT)
     # It fails if started repeatedly before the driver is ready (nvidia-container-toolkit issues 1517 and 1611).
@@ -124,8 +124,8 @@ def needs_specification(recipe: Recipe, facts: Facts) -> bool:
 
 def requests_cdi(recipe: Recipe) -> bool:
     """Return True if the recipe makes containers get GPUs as CDI devices."""
-    row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
-    return row is not None and (row.cdi_support != "switch" or recipe.runtime.cdi is True)
+    runtime = CONTAINER_RUNTIMES.get(recipe.runtime.name)
+    return runtime is not None and (runtime.cdi_support != "switch" or recipe.runtime.cdi is True)
 
 
 def _has_usable_refresh_unit(facts: Facts) -> bool:
@@ -168,8 +168,8 @@ def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return the folders that the runtime's own files name, else the standard folders."""
     try:
-        row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
-        folders = inspect_from_facts(facts, row).cdi_folders
+        runtime = resolve_runtime_if_possible(find_runtime(recipe.runtime.name), facts)
+        folders = inspect_from_facts(facts, runtime).cdi_folders
     except (Refused, Undetermined):
         return CDI_FOLDERS  # the runtime's own step reports what is wrong
     # /var/run is a link to /run on every host with systemd.
@@ -179,7 +179,7 @@ def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 
 def podman_version(facts: Facts) -> podman.Version | None:
     """Return the installed package's version; None if there is none or it is unknown."""
-    state = known(facts.packages, {}).get(PackageId("podman"))
+    state = value_or(facts.packages, {}).get(PackageId("podman"))
     return leading_numbers(state.version) if state else None
 
 
@@ -205,7 +205,9 @@ def find_devices(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> CdiDevice
 
     folders = tuple(f"{folder}/" for folder in CDI_FOLDERS)
     states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
-    return cdi.resolve_devices({path: one.content for path, one in states.items() if path.startswith(folders)}, places)
+    return cdi.resolve_devices(
+        {path: state.content for path, state in states.items() if path.startswith(folders)}, places
+    )
 
 
 def describe_verdict(verdict: CdiVerdict) -> str:
@@ -221,7 +223,7 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
     if _is_of_other_driver(spec, loaded):
         return f"{spec.path} is for driver {', '.join(sorted(spec.drivers))}, but {loaded.version} is loaded"
-    layout: GpuLayout | None = known(facts.layout, None)
+    layout: GpuLayout | None = value_or(facts.layout, None)
     if layout is None or not spec.gpus:
         return ""
     if layout.minors and spec.gpus != layout.minors:
@@ -270,7 +272,7 @@ def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: Loa
         if spec is None or other.path == spec.path:
             continue
         if _is_of_other_driver(other, loaded):
-            names = sorted(name for name, one in offer.devices.items() if one.path == other.path)
+            names = sorted(name for name, device in offer.devices.items() if device.path == other.path)
             also = f"; only it still offers {', '.join(names)}" if names else ""
             versions = ", ".join(sorted(other.drivers))
             yield f"{other.path} is for driver {versions}, and {spec.path} overrides it{also}: remove it"

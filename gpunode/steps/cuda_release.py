@@ -10,7 +10,8 @@ from gpunode.catalog import branches, cuda
 from gpunode.catalog.cuda import CudaRelease, Version, format_release, toolkit_packages
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
-from gpunode.facts.model import Facts, Known, known, need, plan_file
+from gpunode.facts.model import Facts, Known, plan_file, require, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
@@ -27,15 +28,14 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.leftovers import find_run_toolkits
-from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, find_packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, find_packages_off_lock, held_packages_refusal
 from gpunode.steps.selection import (
     WantedDriver,
-    choose_driver,
+    choose_driver_for_node,
     installed_driver_version,
-    refuse_package_without_lock,
+    unlocked_package_refusal,
     wanted_driver,
 )
-from gpunode.values import dataclass
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
 # Among NVIDIA's repositories in cuda_repositories.csv, that for Ubuntu 22.04 goes back farthest.
@@ -65,7 +65,7 @@ class _DriverLimit:
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the toolkit's packages and the file that puts it in PATH; other releases stay beside it."""
-    if refused := _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
+    if refused := _find_jetson_refusal(facts) or _find_foreign_driver_refusal(recipe, facts):
         return refused
     driver = _find_driver_limit(recipe, facts)
     if isinstance(driver, Refusal):
@@ -73,20 +73,20 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     version = _choose_release(recipe, facts, driver)
     if isinstance(version, Refusal):
         return version
-    if refused := _refuse_run_toolkit(version, facts):
+    if refused := _find_run_toolkit_refusal(version, facts):
         return refused
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     names = tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
-        return refuse_package_without_lock(recipe.lock, unlocked[0])
+        return unlocked_package_refusal(recipe.lock, unlocked[0])
     absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
     if absent and version < _OLDEST_PACKAGED_RELEASE:
-        return _refuse_unpackaged_release(version, facts)
+        return _unpackaged_release_refusal(version, facts)
     parts = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
     strays = [package for package in find_packages_off_lock(recipe, packages, parts) if package not in names]
     wanted = tuple(dict.fromkeys((*absent, *find_packages_off_lock(recipe, packages, names), *strays)))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(held_packages, f"CUDA {format_release(version)}")
+        return held_packages_refusal(held_packages, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
     states = ((name, desired_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
@@ -108,10 +108,14 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 def find_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the installed packages that came along with the toolkit that the recipe requests."""
-    releases = {cuda.release_of_toolkit_package(one.name) for one in find_chosen_toolkit_packages(recipe, facts)}
-    packages = known(facts.packages, {})
+    releases = {
+        cuda.release_of_toolkit_package(package.name) for package in find_chosen_toolkit_packages(recipe, facts)
+    }
+    packages = value_or(facts.packages, {})
     return tuple(
-        one for one, state in packages.items() if state.auto and any(_is_component(one, of) for of in releases if of)
+        package
+        for package, state in packages.items()
+        if state.auto and any(_is_component(package, of) for of in releases if of)
     )
 
 
@@ -121,11 +125,13 @@ def _is_component(package: PackageId, version: Version) -> bool:
 
 def find_installed_toolkit(facts: Facts) -> CudaToolkit:
     """Return the newest toolkit on the node, or the parts of it, as a recipe names them."""
-    installed = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
-    names = [one.name for one in installed if one.name.startswith("cuda-toolkit-")]
+    installed = [package for package, state in value_or(facts.packages, {}).items() if not state.config_files_only]
+    names = [package.name for package in installed if package.name.startswith("cuda-toolkit-")]
     if releases := sorted(version for name in names if (version := cuda.release_of_toolkit_package(name))):
         return CudaToolkit(format_release(releases[-1]))
-    for version in sorted({of for one in installed if (of := cuda.release_of_toolkit_package(one.name))}, reverse=True):
+    for version in sorted(
+        {of for package in installed if (of := cuda.release_of_toolkit_package(package.name))}, reverse=True
+    ):
         complete = (
             part
             for part in CUDA_TOOLKIT_COMPONENTS
@@ -136,8 +142,8 @@ def find_installed_toolkit(facts: Facts) -> CudaToolkit:
     return CudaToolkit()
 
 
-def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
-    """Refuse a release that is installed outside of packages: a rollback could not restore its files."""
+def _find_run_toolkit_refusal(version: Version, facts: Facts) -> Refusal | None:
+    """Return the refusal of a release installed outside of packages: a rollback could not restore its files."""
     release = format_release(version)
     if (removal := find_run_toolkits(facts).get(release)) is None:
         return None
@@ -149,7 +155,7 @@ def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
     )
 
 
-def _refuse_unpackaged_release(version: Version, facts: Facts) -> Refusal:
+def _unpackaged_release_refusal(version: Version, facts: Facts) -> Refusal:
     oldest, _ = _find_oldest_and_newest_gpu(facts)
     last = oldest and cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability))
     is_last = f", and it is the last that compiles for {oldest.label}" if oldest and last == version else ""
@@ -161,8 +167,8 @@ def _refuse_unpackaged_release(version: Version, facts: Facts) -> Refusal:
     )
 
 
-def _refuse_jetson(facts: Facts) -> Refusal | None:
-    """Refuse the toolkit for arm64 servers on a Jetson, whose own CUDA comes with JetPack."""
+def _find_jetson_refusal(facts: Facts) -> Refusal | None:
+    """Return the refusal of the toolkit for arm64 servers on a Jetson, whose own CUDA comes with JetPack."""
     if not isinstance(facts.platform, Known) or facts.platform.value.kind != "jetson":
         return None
     return Refusal(
@@ -172,12 +178,12 @@ def _refuse_jetson(facts: Facts) -> Refusal | None:
     )
 
 
-def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
-    """Refuse to add NVIDIA's repository beside a driver of other packages, which an upgrade would mix with its own."""
+def _find_foreign_driver_refusal(recipe: Recipe, facts: Facts) -> Refusal | None:
+    """Return the refusal of NVIDIA's repository beside a driver of other packages: an upgrade would mix the two."""
     driver = wanted_driver(recipe, facts)
     if isinstance(driver, Refusal | WantedDriver) or driver.is_deferred:
         return None
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     present = installed_driver_packages(facts) if packages else {}
     if preexisting_driver(recipe, facts) is None and not has_driver(present):
         return None
@@ -196,19 +202,19 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
     if isinstance(driver, Refusal):
         return driver
     if isinstance(driver, WantedDriver) or driver.is_deferred:  # one that waits for its key comes later
-        chosen = choose_driver(recipe, facts)
+        chosen = choose_driver_for_node(recipe, facts)
         if isinstance(chosen, Refusal):
             return chosen
         kept = "" if recipe.upgrade or isinstance(driver, Planned) else installed_driver_version(facts, driver)
-        row = branches.find(chosen.branch)
-        return _DriverLimit(chosen.exact or kept or (row.newest_seen if row else ""), chosen.branch)
-    loaded = known(facts.loaded_driver, None)
+        branch = branches.find(chosen.branch)
+        return _DriverLimit(chosen.exact or kept or (branch.newest_seen if branch else ""), chosen.branch)
+    loaded = value_or(facts.loaded_driver, None)
     return _DriverLimit(loaded.version, branch_of(loaded.version)) if loaded else _DriverLimit("", 0)
 
 
 def _find_oldest_and_newest_gpu(facts: Facts) -> tuple[GpuModel | None, GpuModel | None]:
     """Return the GPUs with the lowest and the highest compute capability; None if none is known."""
-    models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
+    models = [model for model in find_models(value_or(facts.devices, ())) if model.compute_capability]
     models.sort(key=lambda model: cuda.parse_version(model.compute_capability))
     return (models[0], models[-1]) if models else (None, None)
 
@@ -227,7 +233,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
     # An installed part of a release counts if the recipe requests no more than that.
-    installed = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    installed = [package for package, state in value_or(facts.packages, {}).items() if not state.config_files_only]
     kept = {*installed_releases(facts), *_complete_releases(installed, recipe)}
     working = [v for v in kept if v >= first and _check_release(v, facts, driver) == v]
     if working and not recipe.upgrade:
@@ -267,11 +273,11 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
             hint=f'set cuda.version = "auto" or "{last}" in the recipe',
         )
     if driver.branch and driver.branch < release.min_branch:
-        return _refuse_old_driver(release, driver)
+        return _old_driver_refusal(release, driver)
     return version
 
 
-def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
+def _old_driver_refusal(release: CudaRelease, driver: _DriverLimit) -> Refusal:
     newest = cuda.newest_supported_by_driver(driver.version) if driver.version else None
     instead = f' or cuda.version = "{format_release(newest)}"' if newest else ""
     return Refusal(
@@ -283,18 +289,22 @@ def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
 
 def installed_releases(facts: Facts) -> list[Version]:
     """Return the releases of which the complete toolkit or a compiler is installed as a package, oldest first."""
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     names = (package.name for package, state in packages.items() if not state.config_files_only)
-    found = (
+    releases = (
         cuda.release_of_toolkit_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-"))
     )
-    return sorted({version for version in found if version})
+    return sorted({version for version in releases if version})
 
 
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
     """Return the releases of which ``packages`` have all that the recipe requests."""
     releases = {version for package in packages if (version := cuda.release_of_toolkit_package(package.name))}
-    return {one for one in releases if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
+    return {
+        release
+        for release in releases
+        if {*packages}.issuperset(map(PackageId, toolkit_packages(release, recipe.cuda.parts)))
+    }
 
 
 def _plan_pin(version: Version, facts: Facts) -> tuple[FileChange, ...]:
@@ -356,7 +366,7 @@ def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
 
 def find_chosen_toolkit_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the packages of the chosen release; none if there is none."""
-    if _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
+    if _find_jetson_refusal(facts) or _find_foreign_driver_refusal(recipe, facts):
         return ()
     driver = _find_driver_limit(recipe, facts)
     version = driver if isinstance(driver, Refusal) else _choose_release(recipe, facts, driver)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, purge_reason
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import (
     GPU_SERVICES,
     Change,
@@ -22,7 +22,7 @@ from gpunode.change import (
     triggers_of,
 )
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, Known, Unknown, known, need
+from gpunode.facts.model import Facts, Known, Unknown, require, value_or
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
@@ -30,7 +30,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_chosen_driver_loaded, plan_module_load
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment
-from gpunode.steps.selection import choose_driver
+from gpunode.steps.selection import choose_driver_for_node
 
 PERSISTENCED_UNIT = "nvidia-persistenced.service"
 
@@ -57,16 +57,16 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
         )
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED_UNIT}")
-    chosen = choose_driver(recipe, facts)
+    chosen = choose_driver_for_node(recipe, facts)
     # The daemon does not work with a module of another version.
-    can_run = isinstance(chosen, Choice) and is_chosen_driver_loaded(known(facts.loaded_driver, None), chosen)
+    can_run = isinstance(chosen, DriverChoice) and is_chosen_driver_loaded(value_or(facts.loaded_driver, None), chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or (can_run and facts.can_start(PERSISTENCED_UNIT)))
     if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     reason = "keeps the GPU initialised while nothing uses it"
-    if isinstance(found := family_of(facts), Family) and found.has_signed_modules(recipe.driver.source):
-        reason = f"enabled; {found.name}'s unit starts it with --no-persistence-mode"
+    if isinstance(family := family_of(facts), Family) and family.has_signed_modules(recipe.driver.source):
+        reason = f"enabled; {family.name}'s unit starts it with --no-persistence-mode"
     return Planned((ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), reason)
 
 
@@ -99,13 +99,13 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the daemon's unit; enable it, and run it once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", is_requested=False)
-    if refused := refuse_mps_with_others(recipe) or _refuse_mps_of_divided_gpus(recipe, facts):
+    if refused := find_mps_conflict_refusal(recipe) or _find_divided_gpus_refusal(recipe, facts):
         return refused
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
         return Planned((), f"systemd did not report whether {MPS_SERVICE} runs ({fact.reason})", is_deferred=True)
     content = FileState(render_mps_unit(exclusive=recipe.mps.exclusive))
-    before = need(facts.file(MPS_UNIT_FILE), f"what {MPS_UNIT_FILE} holds")
+    before = require(facts.file(MPS_UNIT_FILE), f"what {MPS_UNIT_FILE} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
     due_triggers = {Trigger("daemon-reload"), *([Trigger("restart", MPS_SERVICE)] if state.active else [])}
     changes: list[Change] = (
@@ -119,7 +119,7 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
 
 
-def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
+def find_mps_conflict_refusal(recipe: Recipe) -> Refusal | None:
     """Return the refusal of [mps] in a recipe that also shares the GPUs in another way; None if it does not."""
     if not recipe.mps.enabled:
         return None
@@ -141,9 +141,9 @@ def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
     return None
 
 
-def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
+def _find_divided_gpus_refusal(recipe: Recipe, facts: Facts) -> Refusal | None:
     """Return the refusal of [mps] on GPUs that somebody other than this recipe shares; None if nobody does."""
-    layout, kubelet = known(facts.layout, None), known(facts.kubelet, None)
+    layout, kubelet = value_or(facts.layout, None), value_or(facts.kubelet, None)
     if layout is not None and layout.mig_capabilities and not recipe.mig.layout:
         return Refusal(
             "[mps] needs whole GPUs, but this node has MIG instances that gpunode did not create",
@@ -163,7 +163,7 @@ def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
 
 def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:
     """Return whether the driver answers and systemd can start the daemon."""
-    loaded = known(facts.loaded_driver, None)
+    loaded = value_or(facts.loaded_driver, None)
     return (
         loaded is not None
         and not facts.is_image

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gpunode.catalog.gpus import find_model, is_nvswitch, vgpu_profile
 from gpunode.catalog.tables import note_old_tables
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.distros import list_supported_distros
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
+from gpunode.facts.model import Facts, Known, PciDevice, Platform, require, value_or
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.fabric import find_fabric
@@ -36,7 +36,7 @@ def inactive_fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
         return
     cause = "fabric-manager-not-running" if unit else "fabric-manager-not-installed"
     state = "does not run" if unit else "is not installed: gpunode installs it with a driver that it manages"
-    how = gpunode("doctor", cause)
+    how = gpunode_command("doctor", cause)
     yield f"{needs}, which {state}; `{how}` shows the commands"
 
 
@@ -47,14 +47,21 @@ _PLACE_NAME_BY_PROBE = {"pci-modalias": "/sys/bus/pci/devices"}
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Name the GPUs; refuse systems without a driver if one is requested, and a lock of other systems."""
-    if recipe.lock is not None and (refused := _refuse_foreign_lock(recipe.lock, facts)):
+    if recipe.lock is not None and (refused := _find_foreign_lock_refusal(recipe.lock, facts)):
         return refused
-    if not known(facts.provider, None):
+    if not value_or(facts.provider, None):
         return _plan_detection(recipe, facts)
-    from gpunode.steps.managed import node_replacement_notes, refuse_managed_host  # loaded on use: few nodes have one
+    from gpunode.steps.managed import (  # loaded on use: few nodes have one
+        find_managed_host_refusal,
+        node_replacement_notes,
+    )
 
-    found = refuse_managed_host(facts) or _plan_detection(recipe, facts)
-    return replace(found, notes=(*found.notes, *node_replacement_notes(facts))) if isinstance(found, Planned) else found
+    outcome = find_managed_host_refusal(facts) or _plan_detection(recipe, facts)
+    return (
+        replace(outcome, notes=(*outcome.notes, *node_replacement_notes(facts)))
+        if isinstance(outcome, Planned)
+        else outcome
+    )
 
 
 def _plan_detection(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -64,10 +71,10 @@ def _plan_detection(recipe: Recipe, facts: Facts) -> StepOutcome:
         return family
     if not wants_driver(recipe, facts):
         return _plan_without_driver(recipe, facts)
-    devices = need(facts.devices, "which PCI devices there are")
+    devices = require(facts.devices, "which PCI devices there are")
     usable = find_own_gpus(devices)
     if not usable:
-        return _refuse_without_gpu(recipe, devices, facts)
+        return _no_gpu_refusal(recipe, devices, facts)
     if profile := _find_vgpu(usable):
         return Refusal(
             what=f"this is a vGPU guest: {profile}",
@@ -109,10 +116,10 @@ def _plan_without_driver(recipe: Recipe, facts: Facts) -> Planned:
     return Planned((), f"{reason_text}; none is needed, because no driver is installed")
 
 
-def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
+def _find_foreign_lock_refusal(lock: VersionLock, facts: Facts) -> Refusal | None:
     """Return the refusal of a lock whose versions are of another distribution, release or architecture."""
-    distro = need(facts.distro, "which distribution this is")
-    here = (distro.id, distro.version_id, need(facts.architecture, "the architecture of this system"))
+    distro = require(facts.distro, "which distribution this is")
+    here = (distro.id, distro.version_id, require(facts.architecture, "the architecture of this system"))
     locked = (lock.distribution, lock.release, lock.architecture)
     if here == locked:
         return None
@@ -127,7 +134,7 @@ def _supported_family_or_refusal(recipe: Recipe, facts: Facts) -> Family | Refus
     """Check the distribution's family, which the driver needs; without one any relative of Debian is supported."""
     if wants_driver(recipe, facts):
         return family_of(facts)
-    distro = need(facts.distro, "which distribution this is")
+    distro = require(facts.distro, "which distribution this is")
     if {distro.id, *distro.like} & {"debian", "ubuntu"}:
         return None
     return Refusal(
@@ -154,7 +161,7 @@ def _plan_without_own_kernel(recipe: Recipe, platform: Platform) -> StepOutcome:
     )
 
 
-def _refuse_without_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
+def _no_gpu_refusal(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
     if passed := find_gpus(devices):
         held = ", ".join(d.address for d in passed)
         return Refusal(
@@ -178,7 +185,7 @@ def _missing_gpu_hints(recipe: Recipe) -> Iterator[str]:
     yield "without a GPU, gpunode can still prepare toolkit and runtime: add --driver none to the same command"
     if recipe.runtime.name != "none":
         yield "or look at the runtime's configuration alone:"
-        yield str(gpunode("ctk", "runtime", "check", f"--runtime={recipe.runtime.name}"))
+        yield str(gpunode_command("ctk", "runtime", "check", f"--runtime={recipe.runtime.name}"))
     yield "for an image that another machine will boot, add --root DIR --gpu IDS, such as --gpu 10de:1b80"
 
 
@@ -217,7 +224,7 @@ def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each device that ``--gpu`` names and that is not a GPU."""
     if facts.devices.probe != GPU_OPTION:
         return
-    for device in known(facts.devices, ()):
+    for device in value_or(facts.devices, ()):
         if device.class_code not in GPU_CLASS_CODES and not is_nvswitch(device.device):
             yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is not a GPU, so it is ignored"
 

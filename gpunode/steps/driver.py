@@ -14,11 +14,11 @@ from gpunode.catalog.conflicts import (
     driver_versioned_packages,
     is_cuda_metapackage,
     purge_reason,
-    upstream,
+    upstream_version,
 )
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Unknown, known, need, plan_file
+from gpunode.facts.model import Facts, Unknown, plan_file, require, value_or
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
@@ -38,7 +38,7 @@ from gpunode.steps.installed_driver import (
     version_prefix,
 )
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import desired_state, find_packages_off_lock, locked_driver_packages, refuse_held_packages
+from gpunode.steps.packages import desired_state, find_packages_off_lock, held_packages_refusal, locked_driver_packages
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     WantedDriver,
@@ -65,7 +65,7 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not isinstance(driver, WantedDriver):
         return driver
     chosen = driver.chosen
-    pinned = pinned_by_nvidia_package(known(facts.packages, {}))
+    pinned = pinned_by_nvidia_package(value_or(facts.packages, {}))
     if pinned and not _are_compatible(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
@@ -88,7 +88,7 @@ def _describe_pin(branch: int, exact: str) -> str:
     return exact or f"branch {branch}"
 
 
-def _are_compatible(pinned: str, chosen: Choice) -> bool:
+def _are_compatible(pinned: str, chosen: DriverChoice) -> bool:
     """Return whether some version satisfies both: one is the other, or the branch of it."""
     wanted = chosen.exact or str(chosen.branch)
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
@@ -130,7 +130,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    if known(facts.run_installer, default=False):
+    if value_or(facts.run_installer, default=False):
         return _RUN_INSTALLER_REFUSAL
     leftovers, notes = _check_foreign_files(driver, facts)
     if leftovers:
@@ -143,49 +143,55 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     of_fabric = wanted_fabric_packages(recipe, facts)
     kept.update(of_fabric)
     # The other flavour's modules show which version the driver keeps, so the step that installs it removes them.
-    kept.add(driver.rival)
-    old = {
+    kept.add(driver.other_flavour_package)
+    purged = {
         package: state
         for package, state in installed.items()
         if package not in kept and _is_conflicting(package.name, state.version, chosen)
     }
     if chosen.source == "distro":
-        from gpunode.steps.own_driver import find_other_packagers  # loaded on use
+        from gpunode.steps.distro_driver import find_packages_of_other_origin  # loaded on use
 
-        old |= find_other_packagers(installed, old, driver)
+        purged |= find_packages_of_other_origin(installed, purged, driver)
     foreign = packages_built_for_ubuntu(facts, driver)
     rebuilt = [package for package in foreign if package not in kept and package.name not in STANDALONE_TOOL_PACKAGES]
-    old |= {package: installed[package] for package in rebuilt}
-    moves: tuple[PackageChange, ...] = ()
+    purged |= {package: installed[package] for package in rebuilt}
+    fabric_changes: tuple[PackageChange, ...] = ()
     if of_fabric:
-        from gpunode.steps import fabric_moves  # only on a machine with a fabric
+        from gpunode.steps import fabric_packages  # only on a machine with a fabric
 
-        old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
-        moves = fabric_moves.plan_moves_of_skipped_step(recipe, facts, driver)
-    departure = _find_dependent_removal(driver, old, kept, facts)
-    if not old and not moves and not departure:
+        purged |= {
+            package: installed[package] for package in fabric_packages.find_conflicting_packages(recipe, facts, driver)
+        }
+        fabric_changes = fabric_packages.plan_fabric_version_changes(recipe, facts, driver)
+    dependent_removal = _find_dependent_removal(driver, purged, kept, facts)
+    if not purged and not fabric_changes and not dependent_removal:
         return Planned((), "no package of another driver is installed", notes)
-    moving = {change.id: change.before for change in moves if change.before}
-    dependents = departure.packages if departure else {}
-    if held_packages := [package for package, state in {**old, **dependents, **moving}.items() if state.held]:
-        return refuse_held_packages(held_packages, f"driver {chosen.branch}", "another version, or none of it")
-    purges = [PackageChange(package, state, None) for package, state in {**old, **dependents}.items()]
+    moving = {change.id: change.before for change in fabric_changes if change.before}
+    dependents = dependent_removal.packages if dependent_removal else {}
+    if held_packages := [package for package, state in {**purged, **dependents, **moving}.items() if state.held]:
+        return held_packages_refusal(held_packages, f"driver {chosen.branch}", "another version, or none of it")
+    purges = [PackageChange(package, state, None) for package, state in {**purged, **dependents}.items()]
     if any(_lacks_module_source(purge, facts) for purge in purges):
-        from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
+        from gpunode.steps.leftovers import find_unremovable_modules_refusal  # loaded on use
 
-        if refused := refuse_modules_without_source(purges, facts):
+        if refused := find_unremovable_modules_refusal(purges, facts):
             return refused
-    explanation = _explain_conflicts(chosen, old, moves, departure)
+    explanation = _explain_conflicts(chosen, purged, fabric_changes, dependent_removal)
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
-    may_go = f", maybe {helpers} helpers too" if helpers else ""
-    may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
-    return Planned((*purges, *moves, *(departure.marks if departure else ())), explanation + may_go, notes)
+    optional_helpers_text = f", maybe {helpers} helpers too" if helpers else ""
+    optional_helpers_text += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
+    return Planned(
+        (*purges, *fabric_changes, *(dependent_removal.marks if dependent_removal else ())),
+        explanation + optional_helpers_text,
+        notes,
+    )
 
 
 def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
     """Return whether a package builds a driver's modules, and no folder exists that may be their source."""
-    ending = f"-{upstream(purge.states[0])}"
-    leftovers = known(facts.leftovers, frozenset({ending}))
+    ending = f"-{upstream_version(purge.states[0])}"
+    leftovers = value_or(facts.leftovers, frozenset({ending}))
     return deb.builds_driver(purge.id) and not any(path.endswith(ending) for path in leftovers)
 
 
@@ -193,23 +199,25 @@ def _find_dependent_removal(
     driver: WantedDriver, old: Collection[PackageId], kept_packages: Collection[PackageId], facts: Facts
 ) -> DependentRemoval | None:
     """Return the removal of what needs one of the ``old`` packages, or the modules of the other flavour."""
-    packages = known(facts.packages, {})
-    if driver.rival not in packages and not any(is_cuda_metapackage(package.name) for package in packages):
+    packages = value_or(facts.packages, {})
+    if driver.other_flavour_package not in packages and not any(
+        is_cuda_metapackage(package.name) for package in packages
+    ):
         return None
     from gpunode.steps.metapackages import plan_dependent_removal  # loaded on use: few nodes have one
 
-    return plan_dependent_removal({*old, driver.rival}, kept_packages, facts)
+    return plan_dependent_removal({*old, driver.other_flavour_package}, kept_packages, facts)
 
 
 def _explain_conflicts(
-    chosen: Choice,
+    chosen: DriverChoice,
     old: Mapping[PackageId, PackageState],
     moves: Sequence[PackageChange],
     departure: DependentRemoval | None,
 ) -> str:
     """Return why packages are removed, or get another version."""
     # Prebuilt modules have the version of their kernel.
-    known_versions = {upstream(state.version) for state in old.values()} - {""}
+    known_versions = {upstream_version(state.version) for state in old.values()} - {""}
     versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
     conflict = f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"
@@ -222,25 +230,27 @@ def _explain_conflicts(
 def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
     """Return why unpackaged files block the installation, and notes on those that do not."""
     notes = _note_leftovers(facts)
-    has_strays = any(not file.dkms for file in known(facts.module_files, ()))
-    if not has_strays and not known(facts.driver_libraries, frozenset()):
+    has_strays = any(not file.dkms for file in value_or(facts.module_files, ()))
+    if not has_strays and not value_or(facts.driver_libraries, frozenset()):
         return None, notes
     from gpunode.steps import leftovers  # loaded on use
 
-    refused = leftovers.refuse_runfile_leftovers(facts) or leftovers.refuse_hand_placed_modules(driver, facts)
+    refused = leftovers.find_runfile_leftovers_refusal(facts) or leftovers.find_hand_placed_modules_refusal(
+        driver, facts
+    )
     return refused, (*leftovers.local_library_notes(facts), *notes, *leftovers.note_stray_modules(driver, facts))
 
 
 def _note_leftovers(facts: Facts) -> tuple[str, ...]:
     """Return the notes on leftovers; most nodes have no sign of any, so their module is loaded on use."""
-    installed = known(facts.packages, {})
-    versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
-    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LD_SO_CONFIG_FILE))
+    installed = value_or(facts.packages, {})
+    versions = tuple({f"{sign}{upstream_version(state.version)}" for state in installed.values() for sign in "-/"})
+    loader = (value_or(file, None) for path, file in facts.files.items() if path.startswith(LD_SO_CONFIG_FILE))
     signs = (
-        any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
+        any(not path.endswith(versions) for path in value_or(facts.leftovers, frozenset[str]())),
         any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
         PackageId("nvidia-docker2") in installed,
-        known(facts.file(deb.COMMON_KEYRING), None) is not None,
+        value_or(facts.file(deb.COMMON_KEYRING), None) is not None,
     )
     if not any(signs):
         return ()
@@ -255,7 +265,7 @@ def _is_helper(package: PackageId, state: PackageState) -> bool:
     return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_PREFIX)
 
 
-def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
+def _is_conflicting(name: str, version: str, chosen: DriverChoice) -> bool:
     """Return whether a package is of another driver version and cannot coexist with the chosen one."""
     if name in STANDALONE_TOOL_PACKAGES and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
@@ -295,7 +305,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not isinstance(driver, WantedDriver):
         return driver
     chosen = driver.chosen
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
     missing = (
         names
@@ -303,7 +313,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
     )
     of_fabric = () if FABRIC_STEP.id in recipe.skip else wanted_fabric_packages(recipe, facts)
-    strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
+    strays = tuple(package for package in mismatched_packages(recipe, facts, driver) if package not in of_fabric)
     tools = tools_of_mismatched(strays, packages)
     # Other builds of the same version are named with their revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
@@ -311,10 +321,12 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     # With a lock, also packages that came along with them, each in its own version.
     locked = find_packages_off_lock(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *tools, *rebuilt, *locked)))
-    rival = packages.get(driver.rival)
-    if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refuse_held_packages(held_packages, f"driver {version_prefix(chosen)}*")
-    leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
+    rival = packages.get(driver.other_flavour_package)
+    if held_packages := [
+        name for name in (*wanted, driver.other_flavour_package) if name in packages and packages[name].held
+    ]:
+        return held_packages_refusal(held_packages, f"driver {version_prefix(chosen)}*")
+    leaving = () if rival is None else (PackageChange(driver.other_flavour_package, rival, None),)
     away = tuple(deb.note_diversions(facts, _DIVERTIBLE_FILES))
     marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
@@ -327,8 +339,10 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     states = ((package, packages.get(package)) for package in wanted)
     as_modules = PackageState(module_package_version(facts, driver) or f"{chosen.exact}-1") if rebuilt else after
     changes = tuple(
-        PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
-        for one, now in states
+        PackageChange(
+            package, now, _target_state(driver, recipe, package, now, as_modules if package in rebuilt else after)
+        )
+        for package, now in states
     )
     is_new = any(not is_at_version(packages.get(name), "") for name in wanted)
     about_changes = (
@@ -347,7 +361,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
     """Return why packages of another version are changed to the driver's version."""
-    first = f"{mismatched[0]} is {upstream(packages[mismatched[0]].version)}"
+    first = f"{mismatched[0]} is {upstream_version(packages[mismatched[0]].version)}"
     others = f", and {len(mismatched) - 1} more are not" if mismatched[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"
 
@@ -360,16 +374,16 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the target state; a dependency stays marked as one."""
-    if (own := package_version_prefix(package, driver.chosen)) != version_prefix(driver.chosen):
-        otherwise = KnownAfter(own, "the driver's")
+    if (own_prefix := package_version_prefix(package, driver.chosen)) != version_prefix(driver.chosen):
+        otherwise = KnownAfter(own_prefix, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
     return replace(desired_state(recipe, package, otherwise), auto=auto)
 
 
-def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
+def _reboot_warning(chosen: DriverChoice, facts: Facts) -> tuple[str, ...]:
     """Return a warning when the libraries change under a loaded module of another version."""
-    loaded = known(facts.loaded_driver, None)
+    loaded = value_or(facts.loaded_driver, None)
     if loaded is None or is_chosen_driver_loaded(loaded, chosen):
         return ()
     return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
@@ -377,7 +391,7 @@ def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
 
 def _may_replace_signed_modules(driver: WantedDriver, facts: Facts) -> bool:
     """Return whether a distribution has signed the present modules, and it is unknown whether that matters."""
-    is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
+    is_prebuilt = any(not file.dkms for file in value_or(facts.module_files, ()))
     return isinstance(facts.secure_boot, Unknown) and is_prebuilt and not driver.modules
 
 
@@ -385,10 +399,10 @@ def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return a warning when a display may hang on a card that gets a driver without display libraries."""
     if recipe.driver.scope == "full":
         return ()
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     cards = [
         d.address
-        for d in find_own_gpus(known(facts.devices, ()))
+        for d in find_own_gpus(value_or(facts.devices, ()))
         if d.class_code == "0300" and d.driver in _DISPLAY_KERNEL_DRIVERS
     ]
     desktop = sorted(name for name in _DESKTOP_PACKAGES if is_at_version(packages.get(PackageId(name)), ""))
@@ -398,7 +412,7 @@ def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     return (f'{what}: a display on {where} may turn off; driver.scope = "full" in the recipe keeps it',)
 
 
-def _describe_choice(chosen: Choice, recipe: Recipe) -> str:
+def _describe_choice(chosen: DriverChoice, recipe: Recipe) -> str:
     display = {
         "compute": "without display, NVENC and NVDEC libraries",
         "media": "with video, without a display",
@@ -420,10 +434,13 @@ _EGL_PACKAGE_PREFIX: Final = "libnvidia-egl-"
 
 def _locked_companions(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     """Yield the driver's installed packages: all in its version, and dependencies with versions of their own."""
-    driver, packages = wanted_driver(recipe, facts), known(facts.packages, {})
+    driver, packages = wanted_driver(recipe, facts), value_or(facts.packages, {})
     if not isinstance(driver, WantedDriver):
         return
-    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_EGL_PACKAGE_PREFIX))}:
+    for package in {
+        *driver_packages(packages),
+        *(package for package in packages if package.name.startswith(_EGL_PACKAGE_PREFIX)),
+    }:
         state = packages[package]
         branch = branch_of(state.version)
         if branch == driver.chosen.branch or (not branch and state.auto):

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangeFailed
-from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
+from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, require, value_or
 from gpunode.facts.module_key import DKMS_KEY_FILES, PKCS11_KEY_PREFIX, UBUNTU_KEY_FILES, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.outcome import Blocked, Planned, Refusal, StepOutcome
@@ -52,15 +52,15 @@ mv "$2.new" "$2"
 
 def plan_enrolment(facts: Facts) -> StepOutcome:
     """Plan to make the key and to queue its enrolment; wait for the console until the firmware has it."""
-    key = need(facts.module_key or _MODULE_KEY_NOT_PROBED, "which key signs kernel modules")
-    if refused := _refuse_unusable(key):
+    key = require(facts.module_key or _MODULE_KEY_NOT_PROBED, "which key signs kernel modules")
+    if refused := _find_unusable_key_refusal(key):
         return refused
-    request = need(facts.file(ENROLMENT_REQUEST_FILE), f"what {ENROLMENT_REQUEST_FILE} holds")
+    request = require(facts.file(ENROLMENT_REQUEST_FILE), f"what {ENROLMENT_REQUEST_FILE} holds")
     if is_trusted(key, facts):
         return Planned(tuple(_plan_timeout_restore(key, request)), f"on; {_describe_key(key)} is enrolled")
     if key.queued:
         return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe_key(key)}")
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     tools = tuple(
         PackageChange(package, packages.get(package), KnownAfter(why="Secure Boot"))
         for package in map(PackageId, _REQUIRED_TOOL_PACKAGES)
@@ -96,12 +96,12 @@ def is_trusted(key: ModuleKey, facts: Facts) -> bool:
     """Return whether the kernel accepts this key's modules: it is enrolled, or has signed the loaded driver."""
     if key.enrolled:
         return True
-    kernels, loaded = known(facts.kernels, Kernels(None, ())), known(facts.loaded_driver, None)
+    kernels, loaded = value_or(facts.kernels, Kernels(None, ())), value_or(facts.loaded_driver, None)
     signature = key.signatures.get(kernels.running or "")
     return bool(loaded and signature and signature.serial and signature.serial == read_serial(key.der))
 
 
-def _refuse_unusable(key: ModuleKey) -> Refusal | None:
+def _find_unusable_key_refusal(key: ModuleKey) -> Refusal | None:
     if not key.der and not key.has_key:
         return None
     if key.is_made or (key.has_key and not key.der and key.is_half_named):
@@ -161,7 +161,7 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
     """Yield what an undo leaves of the key and of its enrolment, each with the command that removes it."""
     if not isinstance(facts.module_key, Known):
         return
-    key, request = facts.module_key.value, known(facts.file(ENROLMENT_REQUEST_FILE), None)
+    key, request = facts.module_key.value, value_or(facts.file(ENROLMENT_REQUEST_FILE), None)
     if key.has_key and not key.key.startswith(PKCS11_KEY_PREFIX):
         remove = command("sudo", "rm", key.key, key.certificate)
         yield (
@@ -186,13 +186,13 @@ def _read_saved_timeout(request: FileState) -> int:
     return int(before) if before.lstrip("-").isdecimal() else MOK_TIMEOUT_S
 
 
-def refuse_wrongly_signed_modules(facts: Facts) -> Refusal | None:
+def find_module_signature_refusal(facts: Facts) -> Refusal | None:
     """Return the refusal of modules that the kernel would reject: unsigned ones, and those of another key."""
     if not isinstance(facts.module_key, Known):
         return None
     key = facts.module_key.value
-    kernels = need(facts.kernels, "which kernels are installed")
-    loaded = kernels.running if known(facts.loaded_driver, None) else None
+    kernels = require(facts.kernels, "which kernels are installed")
+    loaded = kernels.running if value_or(facts.loaded_driver, None) else None
     for kernel in kernels.wanted:
         signature = key.signatures.get(kernel)
         if signature is None or kernel == loaded or signature.serial == read_serial(key.der):
@@ -210,7 +210,7 @@ def refuse_wrongly_signed_modules(facts: Facts) -> Refusal | None:
 
 def _rebuild_commands(kernel: str, facts: Facts) -> Iterator[str]:
     yield str(sudo_gpunode("setup", "--only", "headers"))
-    if build := known(facts.dkms, {}).get(kernel):
+    if build := value_or(facts.dkms, {}).get(kernel):
         which = f"{build.module}/{build.version}"
         yield command("sudo", "dkms", "unbuild", which, "-k", kernel)
         yield command("sudo", "dkms", "install", "--force", which, "-k", kernel)

@@ -23,17 +23,17 @@ from gpunode.catalog.fabric import (
 from gpunode.catalog.gpus import find_model
 from gpunode.change import Change, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.machine import MELLANOX_VENDOR_ID
-from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need, plan_file
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown, plan_file, require, value_or
 from gpunode.facts.project import PLAN_PROBE_KEY
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
 from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, version_prefix
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
-from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
-from gpunode.values import dataclass
+from gpunode.steps.packages import desired_state, find_packages_off_lock, held_packages_refusal
+from gpunode.steps.selection import WantedDriver, installed_driver_version, unlocked_package_refusal, wanted_driver
 
 FABRIC_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _BRIDGES_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")
@@ -63,11 +63,12 @@ def find_fabric(facts: Facts) -> Fabric | None:
     Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which identify themselves.
     The GPU model shows them as well: some are sold only on such boards.
     """
-    devices = known(facts.devices, ())
+    devices = value_or(facts.devices, ())
     switches = [
-        one
-        for one in find_nvswitches(devices)
-        if one.device not in UNSUPPORTED_SWITCH_IDS and one.driver != VFIO_DRIVER  # its virtual machine programs it
+        device
+        for device in find_nvswitches(devices)
+        if device.device not in UNSUPPORTED_SWITCH_IDS
+        and device.driver != VFIO_DRIVER  # its virtual machine programs it
     ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
@@ -87,7 +88,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
 
 def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
     """Return the addresses of the bridges to this machine's switches, without those passed to a virtual machine."""
-    probed_bridges = known(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
+    probed_bridges = value_or(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
     if facts.devices.probe == GPU_OPTION:
         return []
     return [device.address for device in devices if device.address in probed_bridges and device.driver != VFIO_DRIVER]
@@ -117,16 +118,18 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
             why=f"{fabric.seen}: CUDA on these GPUs needs it at the driver's exact version",
             hint='take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]',
         )
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     needed = _fabric_packages(fabric, driver, facts)
     version = "" if recipe.upgrade else installed_driver_version(facts, driver)
     of_driver = f"{version}-" if version else version_prefix(driver.chosen)
     locked, free = tuple(map(PackageId, needed.version_locked)), tuple(map(PackageId, needed.unlocked))
-    if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
-        return refuse_package_without_lock(recipe.lock, unlocked[0])
+    if recipe.lock is not None and (
+        unlocked := [package for package in (*locked, *free) if package not in recipe.lock.packages]
+    ):
+        return unlocked_package_refusal(recipe.lock, unlocked[0])
     # For a driver still to come only the branch may be known, and what is installed of it has another version.
     is_version_open = of_driver.endswith(".") and "driver" not in recipe.skip
-    present_versions = {one: packages[one].version for one in locked if one in packages}
+    present_versions = {package: packages[package].version for package in locked if package in packages}
     missing = [
         name
         for name in locked
@@ -137,7 +140,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *find_packages_off_lock(recipe, packages, (*locked, *free)))))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(held_packages, f"the driver {of_driver}*")
+        return held_packages_refusal(held_packages, f"the driver {of_driver}*")
     changes = [
         PackageChange(
             name,
@@ -155,7 +158,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _fabric_packages(fabric: Fabric, driver: WantedDriver, facts: Facts) -> FabricPackages:
-    architecture = need(facts.architecture, "the architecture of this system")
+    architecture = require(facts.architecture, "the architecture of this system")
     return find_packages(fabric.kind, driver.chosen.branch, architecture, driver.chosen.source)
 
 
@@ -164,13 +167,13 @@ def wanted_fabric_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver) or fabric is None:
         return ()
-    found = _fabric_packages(fabric, driver, facts)
-    return tuple(map(PackageId, (*found.version_locked, *found.unlocked)))
+    fabric_packages = _fabric_packages(fabric, driver, facts)
+    return tuple(map(PackageId, (*fabric_packages.version_locked, *fabric_packages.unlocked)))
 
 
 def _old_switch_notes(facts: Facts) -> Iterator[str]:
     """Yield a note on switches that no current driver binds."""
-    devices = find_nvswitches(known(facts.devices, ()))
+    devices = find_nvswitches(value_or(facts.devices, ()))
     if any(device.device in UNSUPPORTED_SWITCH_IDS and device.driver != VFIO_DRIVER for device in devices):
         yield UNSUPPORTED_NOTE
 
@@ -178,7 +181,7 @@ def _old_switch_notes(facts: Facts) -> Iterator[str]:
 def _needless_manager_notes(facts: Facts) -> Iterator[str]:
     """Yield a note on a fabric manager that is enabled but has nothing to do."""
     unit = facts.unit(MANAGER_UNIT)
-    has_switches = bool(find_nvswitches(known(facts.devices, ())))  # of a DGX-2, or passed through
+    has_switches = bool(find_nvswitches(value_or(facts.devices, ())))  # of a DGX-2, or passed through
     if not has_switches and isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
         yield (
             f"{MANAGER_UNIT} is enabled, and no NVSwitch connects GPUs here: it fails at every boot "
@@ -190,8 +193,10 @@ def _possible_switch_board_notes(facts: Facts) -> Iterator[str]:
     """Yield a note if an image's GPUs may be on a board with switches, which only the switches' ids tell."""
     if facts.devices.probe != GPU_OPTION:
         return
-    models = (find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ())))
-    if names := sorted({one.name for one in models if one.nvswitch_board == "possible" and not one.has_old_switches}):
+    models = (find_model(gpu.device) for gpu in find_own_gpus(value_or(facts.devices, ())))
+    if names := sorted(
+        {model.name for model in models if model.nvswitch_board == "possible" and not model.has_old_switches}
+    ):
         yield (
             f"{', '.join(names)}: sold on boards with NVSwitches and without; for a board with them name one, too, as "
             f"`lspci -nn -d 10de::0680` shows it there ({GPU_OPTION} 10de:…,10de:22a3)"
@@ -247,11 +252,11 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
         notes = () if fabric.kind == "rack" else (f"{fabric.unit} is masked, so CUDA does not start here",)
         return Planned((), f"{fabric.unit} is masked", notes)
     package = PackageId(_fabric_packages(fabric, driver, facts).version_locked[0])
-    if not unit.exists and not is_at_version(known(facts.packages, {}).get(package), ""):
+    if not unit.exists and not is_at_version(value_or(facts.packages, {}).get(package), ""):
         return Planned((), f"{fabric.unit} does not exist: {package} is not installed", is_deferred=True)
-    if fabric.kind == "rack" and known(facts.file(IMEX_NODES_FILE), None) is None:
+    if fabric.kind == "rack" and value_or(facts.file(IMEX_NODES_FILE), None) is None:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", is_deferred=True)
-    runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)
+    runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(value_or(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
     if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")

@@ -8,8 +8,9 @@ from typing import Final
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
 from gpunode.change import FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.command import sudo_gpunode
-from gpunode.facts.model import Facts, Known, known, need, plan_file
+from gpunode.facts.model import Facts, Known, plan_file, require, value_or
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
@@ -21,9 +22,8 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.kernel import MODULE_LOAD_STEP
-from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
-from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
-from gpunode.values import dataclass
+from gpunode.steps.packages import desired_state, find_packages_off_lock, held_packages_refusal
+from gpunode.steps.selection import WantedDriver, unlocked_package_refusal, wanted_driver
 
 GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
@@ -72,27 +72,31 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
         label = f"driver {chosen.exact or chosen.branch}"
         return _DriverTraits(label, chosen.flavour == "open", is_built_by_dkms=not driver.modules)
     preexisting = preexisting_driver(recipe, facts)
-    loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
+    loaded = preexisting.loaded if preexisting else value_or(facts.loaded_driver, None)
     if loaded is None:
         return Refusal(
             what="GPUDirect needs a driver, but none is loaded and the recipe installs none",
             why="what GPUDirect can do depends on the version and the kernel modules of the driver",
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
-    is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
+    is_prebuilt = (
+        preexisting.prebuilt if preexisting else not any(file.dkms for file in value_or(facts.module_files, ()))
+    )
     return _DriverTraits(f"driver {loaded.version}", loaded.open_module, is_built_by_dkms=not is_prebuilt)
 
 
-def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[GpuDirectFeature]) -> Refusal | None:
-    """Refuse if this node cannot have one of ``features``."""
+def _find_unsupported_feature_refusal(
+    recipe: Recipe, facts: Facts, features: Sequence[GpuDirectFeature]
+) -> Refusal | None:
+    """Return why this node cannot have one of ``features``; None if it can have all."""
     driver = _find_driver(recipe, facts)
     if isinstance(driver, Refusal):
         return driver
-    return next((found for feature in features if (found := _find_obstacle(feature, facts, driver))), None)
+    return next((obstacle for feature in features if (obstacle := _find_obstacle(feature, facts, driver))), None)
 
 
 def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
-    kernels = need(facts.kernels, "which kernels are installed").wanted
+    kernels = require(facts.kernels, "which kernels are installed").wanted
     if old := [kernel for kernel in kernels if _parse_kernel_version(kernel) < feature.oldest_kernel]:
         oldest = ".".join(map(str, feature.oldest_kernel))
         return Refusal(
@@ -125,8 +129,8 @@ def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _Drive
             why=f"DKMS builds {feature.module} from the driver's source, and {driver.label} came as prebuilt modules",
             hint=f"let gpunode replace it with NVIDIA's packages (driver.version and --upgrade), or {feature.instead}",
         )
-    built_for = need(facts.headers, "which kernels have headers")
-    wanted = need(facts.kernels, "which kernels are installed").wanted
+    built_for = require(facts.headers, "which kernels have headers")
+    wanted = require(facts.kernels, "which kernels are installed").wanted
     if bare := [kernel for kernel in wanted if kernel not in built_for]:
         return Refusal(
             what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
@@ -143,11 +147,11 @@ def _parse_kernel_version(kernel: str) -> tuple[int, int]:
 
 def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
     """Return True if an RDMA stack with peer memory is there; a loaded module proves one."""
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     is_installed = any(
-        is_at_version(state, "") and _OFED_PACKAGE_NAME.fullmatch(one.name) for one, state in packages.items()
+        is_at_version(state, "") and _OFED_PACKAGE_NAME.fullmatch(package.name) for package, state in packages.items()
     )
-    return is_installed or feature.module in known(facts.modules, frozenset())
+    return is_installed or feature.module in value_or(facts.modules, frozenset())
 
 
 def _have_peer_memory(kernels: Sequence[str], facts: Facts) -> bool:
@@ -167,7 +171,7 @@ def _plan_if_unneeded(recipe: Recipe, facts: Facts) -> Planned | None:
     """Plan nothing if GPUDirect is not requested, its kernel modules are another system's, or the driver waits."""
     if not wanted_features(recipe):
         return Planned((), "not requested", is_requested=False)
-    if not need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
+    if not require(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
         return Planned((), "its kernel modules belong to the host of this system", is_deferred=True)
     driver = wanted_driver(recipe, facts)
     return driver if isinstance(driver, Planned) and driver.is_deferred else None
@@ -178,25 +182,29 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
     features = wanted_features(recipe)
-    if refusal := _refuse_unsupported(recipe, facts, features):
+    if refusal := _find_unsupported_feature_refusal(recipe, facts, features):
         return refusal
-    packages, ids = need(facts.packages, "which packages are installed"), feature_packages(recipe)
-    if recipe.lock and (unknown := [one for one in ids if one not in recipe.lock.packages]):
-        return refuse_package_without_lock(recipe.lock, unknown[0])
-    missing = ids if recipe.upgrade else tuple(one for one in ids if not is_at_version(packages.get(one), ""))
+    packages, ids = require(facts.packages, "which packages are installed"), feature_packages(recipe)
+    if recipe.lock and (unknown := [package for package in ids if package not in recipe.lock.packages]):
+        return unlocked_package_refusal(recipe.lock, unknown[0])
+    missing = (
+        ids if recipe.upgrade else tuple(package for package in ids if not is_at_version(packages.get(package), ""))
+    )
     strays = find_packages_off_lock(recipe, packages, ids)
     if recipe.lock and (held_packages := [stray for stray in strays if packages[stray].held]):
-        return refuse_held_packages(held_packages, recipe.lock.file)
+        return held_packages_refusal(held_packages, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
-            one,
-            packages.get(one),
-            desired_state(recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY_FEATURE.packages else "gds")),
+            package,
+            packages.get(package),
+            desired_state(
+                recipe, package, KnownAfter(why="gdrcopy" if package.name in GDRCOPY_FEATURE.packages else "gds")
+            ),
         )
-        for one in wanted
+        for package in wanted
     )
-    marked = plan_manual_marks(packages, (one for one in ids if one not in wanted))
+    marked = plan_manual_marks(packages, (package for package in ids if package not in wanted))
     if changes:
         built = _join_feature_names([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
@@ -215,7 +223,7 @@ def plan_modules(recipe: Recipe, facts: Facts) -> StepOutcome:
     if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
     features = tuple(feature for feature in wanted_features(recipe) if feature.module)
-    if refusal := _refuse_unsupported(recipe, facts, features):
+    if refusal := _find_unsupported_feature_refusal(recipe, facts, features):
         return refusal
     modules = tuple(feature.module for feature in features)
     text = "".join((_MODULES_FILE_HEADER, *(f"{module}\n" for module in modules)))
@@ -224,7 +232,7 @@ def plan_modules(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
     if not _is_driver_loaded(recipe, facts):
         return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", is_deferred=not file)
-    loaded = need(facts.modules, "which kernel modules are loaded")
+    loaded = require(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
     starts = tuple(_plan_service_starts(features, facts))
     if not (file or loads or starts):
@@ -236,7 +244,7 @@ def _is_driver_loaded(recipe: Recipe, facts: Facts) -> bool:
     """Return True if the loaded driver is the intended one."""
     if facts.is_image or isinstance(MODULE_LOAD_STEP.plan(recipe, facts), Blocked):
         return False
-    return known(facts.loaded_driver, None) is not None
+    return value_or(facts.loaded_driver, None) is not None
 
 
 def _plan_service_starts(features: Sequence[GpuDirectFeature], facts: Facts) -> Iterator[ServiceChange]:

@@ -16,27 +16,27 @@ from gpunode.catalog.conflicts import (
     STANDALONE_TOOL_PACKAGES,
     driver_packages,
     purge_reason,
-    upstream,
+    upstream_version,
 )
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.change import PackageChange, PackageState
 from gpunode.distros import family, list_supported_distros
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
+from gpunode.facts.model import Facts, Known, LoadedDriver, require, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
 from gpunode.packages.version import has_prefix, without_epoch
 from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
-from gpunode.values import dataclass
 
 PLATFORM_QUESTION = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
     """Return whether gpunode installs the driver: the recipe requests it, and the kernel is this machine's."""
-    return recipe.driver.version != "none" and need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver
+    return recipe.driver.version != "none" and require(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver
 
 
 T = TypeVar("T")
@@ -58,16 +58,16 @@ def remember_last(find: Callable[[Recipe, Facts], T]) -> Callable[[Recipe, Facts
 
 def family_of(facts: Facts) -> Family | Refusal:
     """Return the distribution's family, or why gpunode does not support it."""
-    distro = need(facts.distro, "which distribution this is")
-    found = family(distro)
-    if found is None:
+    distro = require(facts.distro, "which distribution this is")
+    known_family = family(distro)
+    if known_family is None:
         return Refusal(
             what=f"{distro.name} is not supported",
             why=f"NVIDIA's repositories and package names are known for {list_supported_distros()}; "
             f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
             hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )
-    return found
+    return known_family
 
 
 PINNING_PACKAGE_PREFIX = "nvidia-driver-pinning-"
@@ -93,7 +93,7 @@ class PreexistingDriver:
 
     version: str
     loaded: LoadedDriver
-    chosen: Choice
+    chosen: DriverChoice
     prebuilt: bool
 
     @property
@@ -113,16 +113,16 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
         isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     ):
         return None
-    loaded, pinned = known(facts.loaded_driver, None), pinned_by_nvidia_package(known(facts.packages, {}))
+    loaded, pinned = value_or(facts.loaded_driver, None), pinned_by_nvidia_package(value_or(facts.packages, {}))
     branch = branch_of(loaded.version) if loaded else 0
     if loaded is None or not is_branch_maintained(branch) or recipe.upgrade or recipe.lock is not None or pinned:
         return None
-    if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
+    if value_or(facts.run_installer, default=False) or not isinstance(family := family_of(facts), Family):
         return None
     flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
     chosen = _loaded_driver_as_choice(recipe, facts, branch, flavour)
-    version = _library_version(known(facts.packages, {}))
-    modules = _are_running_modules_from_dkms(version, facts) if branch_of(version) == branch else ()
+    version = _library_version(value_or(facts.packages, {}))
+    modules = _dkms_origin_of_running_modules(version, facts) if branch_of(version) == branch else ()
     if chosen is None or not modules or not is_version_of(version, chosen):
         return None
     # For prebuilt modules only the branch is known: they were upgraded with the libraries, and wait for a reboot.
@@ -133,8 +133,9 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
     candidates = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
     if any(
-        is_dkms_package_installed(found.dkms_package(one), one, facts) or is_chosen_driver_installed(facts, one, recipe)
-        for one in candidates
+        is_dkms_package_installed(family.dkms_package(choice), choice, facts)
+        or is_chosen_driver_installed(facts, choice, recipe)
+        for choice in candidates
     ):
         return None
     reason = (
@@ -144,9 +145,9 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     return PreexistingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
 
 
-def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
+def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> DriverChoice | None:
     """Return the loaded driver as a choice, if it drives all GPUs and satisfies the recipe."""
-    devices = known(facts.devices, ())
+    devices = value_or(facts.devices, ())
     if flavour not in allowed_flavours(recipe) or any(
         gpu.driver not in {None, "nvidia"} for gpu in find_own_gpus(devices)
     ):
@@ -156,42 +157,46 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
         if not is_branch_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
-        requested = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
-        if not isinstance(requested, Choice) or requested.branch != branch:
+        requested = choose_driver(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
+        if not isinstance(requested, DriverChoice) or requested.branch != branch:
             return None
         version = requested.exact or version
-    chosen = choose(find_models(devices), replace(recipe.driver, version=version, kernel_module_type=flavour))
-    return chosen if isinstance(chosen, Choice) else None
+    chosen = choose_driver(find_models(devices), replace(recipe.driver, version=version, kernel_module_type=flavour))
+    return chosen if isinstance(chosen, DriverChoice) else None
 
 
 def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the common version of the installed driver and its libraries; empty for none, or for two."""
-    found = {
+    version_by_package = {
         package: version
         for package in driver_packages(packages)
         if not packages[package].config_files_only
         and package.name not in STANDALONE_TOOL_PACKAGES
         and not package.name.startswith(_PREFIXES_WITH_OWN_VERSION)
-        and (version := upstream(packages[package].version))
+        and (version := upstream_version(packages[package].version))
     }
-    versions = set(found.values())
-    has_library = any(_LIBRARY_PACKAGE_NAME.fullmatch(package.name) for package in found)
+    versions = set(version_by_package.values())
+    has_library = any(_LIBRARY_PACKAGE_NAME.fullmatch(package.name) for package in version_by_package)
     return versions.pop() if has_library and len(versions) == 1 else ""
 
 
-def _are_running_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
+def _dkms_origin_of_running_modules(version: str, facts: Facts) -> tuple[bool, ...]:
     """Return for each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
-    files = (file for file in known(facts.module_files, ()) if file.kernel == running)
+    files = (file for file in value_or(facts.module_files, ()) if file.kernel == running)
     return tuple(file.dkms for file in files if file.version and f"{version}.".startswith(f"{file.version}."))
 
 
 def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
     # Filter by name first: a node has a thousand packages, and every step calls this.
-    held = (one for one in packages if one.name.startswith(PINNING_PACKAGE_PREFIX) and is_at_version(packages[one], ""))
+    held = (
+        package
+        for package in packages
+        if package.name.startswith(PINNING_PACKAGE_PREFIX) and is_at_version(packages[package], "")
+    )
     branches_held = sorted(package.name.removeprefix(PINNING_PACKAGE_PREFIX) for package in held)
-    return next((one for one in branches_held if one[:1].isdigit()), "")
+    return next((branch for branch in branches_held if branch[:1].isdigit()), "")
 
 
 def allowed_flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
@@ -201,15 +206,15 @@ def allowed_flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
     )
 
 
-def is_dkms_package_installed(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
+def is_dkms_package_installed(dkms_package: str, chosen: DriverChoice, facts: Facts) -> bool:
     """Return whether the package that builds the kernel modules is installed in the chosen version."""
-    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), version_prefix(chosen))
+    return is_at_version(value_or(facts.packages, {}).get(PackageId(dkms_package)), version_prefix(chosen))
 
 
 def is_branch_maintained(number: int) -> bool:
     """Return whether NVIDIA still publishes drivers of the branch."""
-    row = branches.find(number)
-    return row is not None and row.is_maintained
+    branch = branches.find(number)
+    return branch is not None and branch.is_maintained
 
 
 def is_branch_of_kind(number: int, kind: str) -> bool:
@@ -217,13 +222,13 @@ def is_branch_of_kind(number: int, kind: str) -> bool:
 
     True for a ``kind`` that names no kind (``auto``).
     """
-    row = branches.find(number)
-    return kind not in BRANCH_KINDS or branches.is_unlisted(number) or (row is not None and row.kind == kind)
+    branch = branches.find(number)
+    return kind not in BRANCH_KINDS or branches.is_unlisted(number) or (branch is not None and branch.kind == kind)
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
     """Return every package of any driver on the node, including leftovers of removed ones."""
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
 
 
@@ -256,8 +261,8 @@ def packages_with_library(
 def installed_branches(facts: Facts) -> tuple[int, ...]:
     """Return the branches of the installed driver packages, newest first."""
     states = installed_driver_packages(facts).values()
-    found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
-    return tuple(sorted(found, reverse=True))
+    branches_found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
+    return tuple(sorted(branches_found, reverse=True))
 
 
 def branch_of(version: str) -> int:
@@ -266,22 +271,25 @@ def branch_of(version: str) -> int:
     return int(match[1]) if match else 0
 
 
-def is_chosen_driver_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
+def is_chosen_driver_installed(facts: Facts, chosen: DriverChoice, recipe: Recipe) -> bool:
     """Return whether every package of the chosen driver is installed, in the chosen version."""
-    found = family_of(facts)
-    if isinstance(found, Refusal):
+    family = family_of(facts)
+    if isinstance(family, Refusal):
         return False
-    packages = known(facts.packages, {})
-    names = found.driver_packages(chosen, recipe.driver.scope)
-    return all(is_at_version(packages.get(one), package_version_prefix(one, chosen)) for one in map(PackageId, names))
+    packages = value_or(facts.packages, {})
+    names = family.driver_packages(chosen, recipe.driver.scope)
+    return all(
+        is_at_version(packages.get(package), package_version_prefix(package, chosen))
+        for package in map(PackageId, names)
+    )
 
 
-def version_prefix(chosen: Choice) -> str:
+def version_prefix(chosen: DriverChoice) -> str:
     """Return the start of the version of each driver package, without its epoch."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
 
 
-def package_version_prefix(package: PackageId, chosen: Choice) -> str:
+def package_version_prefix(package: PackageId, chosen: DriverChoice) -> str:
     """Return the start of the version that a package of the chosen driver must have; empty if any will do.
 
     In a distribution, some tools have their own versions within the branch, and prebuilt modules have a kernel's.
@@ -292,7 +300,7 @@ def package_version_prefix(package: PackageId, chosen: Choice) -> str:
     return "" if chosen.source == "distro" and is_module else version_prefix(chosen)
 
 
-def is_version_of(version: str, chosen: Choice) -> bool:
+def is_version_of(version: str, chosen: DriverChoice) -> bool:
     """Return whether a driver's version (``580.95.05``) is the chosen one, or of its branch for prebuilt modules."""
     return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 

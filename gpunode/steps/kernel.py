@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpunode.catalog.conflicts import upstream
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.conflicts import upstream_version
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known, need, plan_file
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, plan_file, require, value_or
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import GRUB_DEFAULTS_FILE, GRUB_DEFAULTS_FOLDER, KERNEL_ARGUMENTS_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
@@ -37,9 +37,9 @@ from gpunode.steps.selection import WantedDriver, installed_driver_version, want
 
 def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
-    kernels = known(facts.kernels, Kernels(None, ()))
-    found = [family.headers_package(kernel) for kernel in kernels.wanted]
-    return (*found, *map(PackageId, family.find_header_metapackages(kernels, known(facts.packages, {}))))
+    kernels = value_or(facts.kernels, Kernels(None, ()))
+    headers = [family.headers_package(kernel) for kernel in kernels.wanted]
+    return (*headers, *map(PackageId, family.find_header_metapackages(kernels, value_or(facts.packages, {}))))
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -53,7 +53,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     family = family_of(facts)
     if isinstance(family, Refusal):
         return family
-    kernels = need(facts.kernels, "which kernels are installed")
+    kernels = require(facts.kernels, "which kernels are installed")
     if not kernels.wanted:
         return Refusal(
             what="no kernel is installed in this image",
@@ -62,17 +62,19 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
         )
     if not preexisting and family.has_signed_modules(recipe.driver.source):
         return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
-    packages = need(facts.packages, "which packages are installed")
-    built_for = need(facts.headers, "which kernels have headers")
+    packages = require(facts.packages, "which packages are installed")
+    built_for = require(facts.headers, "which kernels have headers")
     metas = tuple(map(PackageId, family.find_header_metapackages(kernels, packages)))
     versions = {meta: _find_backports_version(meta, packages) for meta in metas}
-    wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
-    missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
-    lost = [one for one in wanted if one not in {*missing, *metas}]
+    wanted = dict.fromkeys(
+        (*(family.headers_package(kernel) for kernel in kernels.wanted if kernel not in built_for), *metas)
+    )
+    missing = [package for package in wanted if not is_at_version(packages.get(package), versions.get(package, ""))]
+    lost = [package for package in wanted if package not in {*missing, *metas}]
     if lost:
-        from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
+        from gpunode.steps.leftovers import lost_headers_refusal  # loaded on use
 
-        return refuse_lost_headers(lost, facts)
+        return lost_headers_refusal(lost, facts)
     listed = " and ".join(kernels.wanted)
     installed = [meta for meta in metas if meta not in missing]
     marked, held = plan_manual_marks(packages, installed), [meta for meta in installed if packages[meta].held]
@@ -81,8 +83,10 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned(marked, explain_manual_marks(marked) if marked else f"headers for {listed} are installed", notes)
     # Headers of a single kernel are marked as automatic, like those that the metapackage installs.
     any_version = KnownAfter(why="headers", auto=bool(metas))
-    states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
-    changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
+    states = {package: PackageState(of) if of else replace(any_version, auto=False) for package, of in versions.items()}
+    changes = tuple(
+        PackageChange(package, packages.get(package), states.get(package, any_version)) for package in missing
+    )
     new = [str(meta) for meta in metas if meta in missing]
     reason, keep = f"the driver's module is built for {listed}", "keep" if new[1:] else "keeps"
     covers = f"; {' and '.join(new)} {keep} later kernels covered" if new else ""
@@ -104,7 +108,7 @@ HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, serve
 
 NOUVEAU_BLACKLIST_FILE: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
-RIVAL_MODULES: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
+CONFLICTING_MODULES: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
 _DRIVER_MODULES: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"})
 _NO_OP_PROGRAMS: Final = frozenset({"true", "false", ":"})
 # Kernel parameters that keep modules out: kernel-parameters.txt (module_blacklist) and modprobe.d(5).
@@ -115,7 +119,7 @@ _GRUB_CMDLINE_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*
 
 def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for each line that keeps modules from being as the driver needs them."""
-    loads = (load_line for load_line in module_load_lines(facts) if load_line.words[0] in RIVAL_MODULES)
+    loads = (load_line for load_line in module_load_lines(facts) if load_line.words[0] in CONFLICTING_MODULES)
     rivals = (f"{load.file}:{load.line} loads {load.words[0]} by name, which ignores any blacklist" for load in loads)
     removals = (f"{note}: remove it" for note in (*rivals, *_modprobe_directive_notes(facts)))
     return (*removals, *_notes_of_kernel_arguments(facts), *_old_initramfs_notes(facts))
@@ -138,7 +142,7 @@ def _describe_directive_harm(words: tuple[str, ...]) -> str:
             return f"makes modprobe run {program} instead of loading {module}"
         case ("alias", module, "off") if module in _DRIVER_MODULES:
             return f"disables {module}"
-        case ("softdep", module, *others) if rivals := sorted(RIVAL_MODULES.intersection(others)):
+        case ("softdep", module, *others) if rivals := sorted(CONFLICTING_MODULES.intersection(others)):
             return f"loads {', '.join(rivals)} along with {module}"
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
             return _NOUVEAU_DISPLAY_EFFECT
@@ -149,7 +153,9 @@ def _describe_directive_harm(words: tuple[str, ...]) -> str:
 def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for each kernel argument of the next boot, or of this one if the boot loader no longer has it."""
     reported = set()
-    settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
+    settings = sorted(
+        path for path in facts.files if path.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and path.endswith(".cfg")
+    )
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_CMDLINE_LINE.match(line)
@@ -158,7 +164,7 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
                     reported.add(word)
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
-    if known(facts.file(GRUB_DEFAULTS_FILE), None):
+    if value_or(facts.file(GRUB_DEFAULTS_FILE), None):
         remedy = f"{GRUB_DEFAULTS_FILE} no longer has it: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
         if word not in reported and (effect := _argument_effect(word)):
@@ -209,7 +215,7 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> StepOutcome:
     changes = plan_file(facts, NOUVEAU_BLACKLIST_FILE, FileState(_BLACKLIST_TEXT), frozenset({Trigger("initramfs")}))
     if not changes:
         return Planned((), "nouveau and nova are blacklisted", notes)
-    loaded = sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)
+    loaded = sorted(value_or(facts.modules, frozenset()) & CONFLICTING_MODULES)
     now = f" ({', '.join(loaded)} is loaded now)" if loaded else ""
     reason = f"nouveau and nova must not take the GPU before the NVIDIA driver does{now}"
     return Planned(changes, reason, notes)
@@ -239,23 +245,23 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
         return driver
     # The libraries are of the installed version, and work with no other module of the branch.
     chosen = replace(driver.chosen, exact=installed_driver_version(facts, driver) or driver.chosen.exact)
-    kernels = need(facts.kernels, "which kernels are installed")
+    kernels = require(facts.kernels, "which kernels are installed")
     if driver.modules:
-        from gpunode.steps.own_driver import require_prebuilt_modules  # loaded on use
+        from gpunode.steps.distro_driver import require_prebuilt_modules  # loaded on use
 
         return require_prebuilt_modules(driver, kernels, facts)
     missing = kernels_without_module(chosen, kernels, facts)
     if facts.module_key is not None:
-        from gpunode.steps.enrolment import refuse_wrongly_signed_modules  # only where Secure Boot is on
+        from gpunode.steps.enrolment import find_module_signature_refusal  # only where Secure Boot is on
 
-        if refused := refuse_wrongly_signed_modules(facts):
+        if refused := find_module_signature_refusal(facts):
             return refused
     has_source = _has_module_source(driver, facts)
     if not has_source:
-        from gpunode.steps.leftovers import note_lost_module_source, refuse_lost_module_source  # loaded on use
+        from gpunode.steps.leftovers import lost_module_source_refusal, note_lost_module_source  # loaded on use
 
         if missing:
-            return refuse_lost_module_source(driver, missing, facts)
+            return lost_module_source_refusal(driver, missing, facts)
     if not missing:
         is_planned = facts.module_files.probe == PLAN_PROBE_KEY
         by = "the driver's package builds it" if is_planned else "built"
@@ -267,19 +273,27 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
     """Return whether the source of the installed modules exists; True if that is unknown."""
-    state = known(facts.packages, {}).get(PackageId(driver.family.dkms_package(driver.chosen)))
-    found = facts.leftovers
-    if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN_PROBE_KEY:
+    state = value_or(facts.packages, {}).get(PackageId(driver.family.dkms_package(driver.chosen)))
+    leftover_paths = facts.leftovers
+    if (
+        state is None
+        or state.config_files_only
+        or not isinstance(leftover_paths, Known)
+        or leftover_paths.probe == PLAN_PROBE_KEY
+    ):
         return True
     cut_short = facts.packages_interrupted
     if isinstance(cut_short, Known) and (cut_short.value or cut_short.probe == PLAN_PROBE_KEY):
         return True  # a package that was half gone is reinstalled first
-    return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
+    return any(
+        path.startswith("/usr/src/") and path.endswith(f"-{upstream_version(state.version)}")
+        for path in leftover_paths.value
+    )
 
 
 def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
-    wanted = need(facts.kernels, "which kernels are installed")
+    wanted = require(facts.kernels, "which kernels are installed")
     lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
     fix = "install the package with it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
@@ -287,20 +301,24 @@ def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     return Planned((), preexisting.reason, (warning,) if lacking else ())
 
 
-def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
-    believed = known(facts.dkms, {}).get(kernel)
+def _build_command(kernel: str, chosen: DriverChoice, facts: Facts) -> CommandChange:
+    believed = value_or(facts.dkms, {}).get(kernel)
     if believed is None or not is_version_of(believed.version, chosen):
         return CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}")
     argv = ("dkms", "install", "--force", "-m", believed.module, "-v", believed.version, "-k", kernel)
     return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, but its file is gone")
 
 
-def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
+def kernels_without_module(chosen: DriverChoice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
-    files = need(facts.module_files, "which NVIDIA modules are built")
+    files = require(facts.module_files, "which NVIDIA modules are built")
     # For a prebuilt one only the branch is known; for one without a version, only DKMS tells that it is the driver's.
     of_branch = replace(chosen, exact="")
-    fitting = (one for one in files if not one.version or is_version_of(one.version, chosen if one.dkms else of_branch))
+    fitting = (
+        module_file
+        for module_file in files
+        if not module_file.version or is_version_of(module_file.version, chosen if module_file.dkms else of_branch)
+    )
     built = {file.kernel for file in fitting if file.version or file.dkms}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
@@ -317,18 +335,18 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "the kernel of the image loads it at boot", is_deferred=True)
     if isinstance(facts.loaded_driver, Unknown) and facts.loaded_driver.probe == PLAN_PROBE_KEY:
         return Planned((), "this run loads it", is_deferred=True)
-    loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
+    loaded = require(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))
     if lacks_enrolment(recipe, facts):  # the recipe leaves the key to somebody else
         return Blocked("console", "the firmware lacks this machine's key, so the kernel would reject the module")
-    if rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES):
+    if rivals := sorted(value_or(facts.modules, frozenset()) & CONFLICTING_MODULES):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Blocked("reboot", reason)
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
 
 
-def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> StepOutcome:
+def _compare_loaded(loaded: LoadedDriver, chosen: DriverChoice, installed: str) -> StepOutcome:
     """Compare the loaded driver with the installed one by version: libraries work only with a module of their own."""
     flavour = "open" if loaded.open_module else "proprietary"
     if is_chosen_driver_loaded(loaded, chosen) and installed in {"", loaded.version}:
@@ -338,7 +356,7 @@ def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Ste
     return Blocked("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
 
 
-def is_chosen_driver_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
+def is_chosen_driver_loaded(loaded: LoadedDriver | None, chosen: DriverChoice) -> bool:
     """Return whether the running kernel has the chosen driver, in version and flavour."""
     if loaded is None or not is_version_of(loaded.version, chosen):
         return False

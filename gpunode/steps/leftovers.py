@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
-from gpunode.catalog.conflicts import upstream
+from gpunode.catalog.conflicts import upstream_version
 from gpunode.catalog.cuda import parse_version
 from gpunode.change import CommandChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.facts.depmod import read_depmod_order
-from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, known, need
+from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, require, value_or
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import LD_SO_CONFIG_FILE, LD_SO_CONFIG_FOLDER
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
@@ -55,7 +55,7 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
 
 def note_run_driver(facts: Facts) -> Iterator[str]:
     """Yield a note on a .run driver. Setup refuses such a node, so no step has this note."""
-    if known(facts.run_installer, default=False):
+    if value_or(facts.run_installer, default=False):
         yield (
             "NVIDIA's .run installer has installed a driver: it belongs to no package, so no upgrade reaches it; setup "
             "replaces it with packages if you add --remove-runfile-driver; otherwise it refuses"
@@ -74,10 +74,10 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
     """Return the toolkits that belong to no package, by release (``12.6``), with the command that removes each."""
     if _is_package_change_interrupted(facts):
         return {}  # a package's own files may be there already
-    installed = known(facts.packages, {})
-    paths = known(facts.leftovers, frozenset[str]())
+    installed = value_or(facts.packages, {})
+    paths = value_or(facts.leftovers, frozenset[str]())
     owners = {package.name for package, state in installed.items() if not state.config_files_only}
-    found = {}
+    removals = {}
     for path in sorted(paths):
         if not (match := _NVCC_PATH.fullmatch(path)):
             continue
@@ -88,12 +88,12 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
         uninstallers = sorted(
             path for path in paths if _TOOLKIT_UNINSTALLER_PATH.fullmatch(path) and path.startswith(f"{folder}/")
         )
-        found[release] = (
+        removals[release] = (
             f"`{command('sudo', uninstallers[0])}` removes it"
             if uninstallers
             else f"it has no uninstaller: remove {' and '.join((folder, *_list_loader_lines(facts, folder)))} by hand"
         )
-    return found
+    return removals
 
 
 def _list_loader_lines(facts: Facts, folder: str) -> Iterator[str]:
@@ -104,14 +104,18 @@ def _list_loader_lines(facts: Facts, folder: str) -> Iterator[str]:
 
 
 def _note_dkms(facts: Facts) -> Iterator[str]:
-    packaged = {upstream(state.version) for state in known(facts.packages, {}).values() if not state.config_files_only}
-    paths = known(facts.leftovers, frozenset[str]())
+    packaged = {
+        upstream_version(state.version)
+        for state in value_or(facts.packages, {}).values()
+        if not state.config_files_only
+    }
+    paths = value_or(facts.leftovers, frozenset[str]())
     trees = {match["version"]: match["module"] for path in paths if (match := _DKMS_TREE_FOLDER.fullmatch(path))}
     sources = {match["version"]: path for path in sorted(paths) if (match := _DKMS_SOURCE_FOLDER.fullmatch(path))}
     for version in sorted({*trees, *sources} - packaged):
         source = sources.get(version, "")
         tree = f"/var/lib/dkms/{trees[version]}/{version}" if version in trees else ""
-        listed = [one for one in (source, tree) if one]
+        listed = [path for path in (source, tree) if path]
         remove = [command("sudo", "rm", "-r", source or tree)]
         if source and tree:
             remove.insert(0, command("sudo", "dkms", "remove", "-m", trees[version], "-v", version, "--all"))
@@ -134,7 +138,7 @@ def _note_shadowing_folders(facts: Facts) -> Iterator[str]:
 
 def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, str]]:
     """Yield the lines of a file and of those that it includes, in the order in which ldconfig reads them."""
-    state = known(facts.file(path), None)
+    state = value_or(facts.file(path), None)
     # A file that was not read is assumed to be the distribution's default.
     text = state.content.decode("utf-8", "replace") if state else "include" if path == LD_SO_CONFIG_FILE else ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -164,7 +168,7 @@ def _explain_shadowing(folder: str) -> str:
 
 
 def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
-    state = known(facts.packages, {}).get(_DOCKER_WRAPPER_PACKAGE)
+    state = value_or(facts.packages, {}).get(_DOCKER_WRAPPER_PACKAGE)
     if state is not None:
         is_residue = state.config_files_only
         purge = deb.purge_command((str(_DOCKER_WRAPPER_PACKAGE),))
@@ -177,7 +181,7 @@ def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
 
 def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
     path = deb.COMMON_KEYRING
-    if (state := known(facts.file(path), None)) is None or not state.content:
+    if (state := value_or(facts.file(path), None)) is None or not state.content:
         return
     from gpunode.catalog.openpgp import list_key_fingerprints
 
@@ -210,7 +214,7 @@ def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
 
     Otherwise Debian's nvidia-installer-cleanup would find it in the transaction, and fails there without a terminal.
     """
-    if not known(facts.run_installer, default=False):
+    if not value_or(facts.run_installer, default=False):
         return Planned((), "NVIDIA's .run installer has installed no driver")
     if facts.is_image:
         return Refusal(
@@ -234,7 +238,7 @@ _COMPAT_PACKAGE_PREFIX: Final = "cuda-compat-"
 _MACHINE_BY_ARCHITECTURE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
-def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
+def find_runfile_leftovers_refusal(facts: Facts) -> Refusal | None:
     """Return the refusal of a node with files of a .run driver whose uninstaller is gone; None if there are none.
 
     Files that packages contain, too, would be overwritten, and no rollback has their bytes. A library is identified by
@@ -247,17 +251,23 @@ def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     if _is_package_change_interrupted(facts):
         return None
     versions = _installed_upstream_versions(facts)
-    found = {
+    library_versions = {
         path: match["version"] for path in _unpackaged_libraries(facts) if (match := _DRIVER_LIBRARY_PATH.search(path))
     }
-    foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL_FOLDER)}
+    foreign = {
+        path: version
+        for path, version in library_versions.items()
+        if version not in versions and not path.startswith(_LOCAL_FOLDER)
+    }
     if not foreign:
         return None
     modules = [
-        file.path for file in known(facts.module_files, ()) if _INSTALLER_MODULE_FOLDER in file.path and not file.dkms
+        file.path
+        for file in value_or(facts.module_files, ())
+        if _INSTALLER_MODULE_FOLDER in file.path and not file.dkms
     ]
     version = max(foreign.values(), key=parse_version)
-    machine = _MACHINE_BY_ARCHITECTURE.get(known(facts.architecture, ""), "x86_64")
+    machine = _MACHINE_BY_ARCHITECTURE.get(value_or(facts.architecture, ""), "x86_64")
     uninstall = command("sudo", "sh", f"NVIDIA-Linux-{machine}-{version}.run", "--uninstall")
     return Refusal(
         what=f"files of driver {version} are installed that belong to no package, and their uninstaller is missing",
@@ -290,7 +300,7 @@ def _unpackaged_libraries(facts: Facts) -> list[str]:
 def _is_package_change_interrupted(facts: Facts) -> bool:
     """Return whether a change of packages was interrupted, even if its repair is planned."""
     fact = facts.packages_interrupted
-    return (known(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN_PROBE_KEY
+    return (value_or(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN_PROBE_KEY
 
 
 def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
@@ -298,20 +308,20 @@ def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
 
     CUDA's compatibility libraries are in a folder of their own, so their version says nothing about other files.
     """
-    installed = need(facts.packages, "which packages are installed").items()
+    installed = require(facts.packages, "which packages are installed").items()
     return frozenset(
-        upstream(state.version)
+        upstream_version(state.version)
         for package, state in installed
         if not state.config_files_only and not package.name.startswith(_COMPAT_PACKAGE_PREFIX)
     )
 
 
-def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
+def lost_headers_refusal(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     """Return the refusal of the ``lost`` packages of headers, whose files are gone: DKMS would build nothing."""
     # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which is below /usr/src, too.
     stems = tuple(package.name.rpartition("-")[0] for package in lost)
-    packages = sorted(known(facts.packages, {}).items())
-    reinstall = deb.reinstall_command({one: state for one, state in packages if one.name.startswith(stems)})
+    packages = sorted(value_or(facts.packages, {}).items())
+    reinstall = deb.reinstall_command({package: state for package, state in packages if package.name.startswith(stems)})
     return Refusal(
         what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are missing",
         why="/lib/modules/KERNEL/build is a dangling link: the package's folder below /usr/src was deleted, or "
@@ -329,7 +339,7 @@ def note_lost_module_source(driver: WantedDriver, facts: Facts) -> str:
     return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` restores it"
 
 
-def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
+def lost_module_source_refusal(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
     """Return the refusal of ``kernels`` for which nothing can build modules."""
     return Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
@@ -342,18 +352,18 @@ def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], fact
 _FIRST_DKMS_THAT_NEEDS_THE_SOURCE: Final = "3.2"
 
 
-def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts) -> Refusal | None:
+def find_unremovable_modules_refusal(changes: Iterable[PackageChange], facts: Facts) -> Refusal | None:
     """Return the refusal to remove a driver's modules whose source is gone: their package's own script would fail."""
-    dkms, there = known(facts.packages, {}).get(PackageId("dkms")), known(facts.leftovers, frozenset())
+    dkms, leftover_paths = value_or(facts.packages, {}).get(PackageId("dkms")), value_or(facts.leftovers, frozenset())
     if dkms is None or deb.is_older(dkms.version, _FIRST_DKMS_THAT_NEEDS_THE_SOURCE):
         return None
     for change in changes:
         is_going = change.exists_before and not change.exists_after
         if change.before is None or not is_going or not deb.builds_driver(change.id):
             continue
-        version = upstream(change.before.version)
-        trees = [one for one in there if one.startswith("/var/lib/dkms/") and one.endswith(f"/{version}")]
-        if trees and not any(one.startswith("/usr/src/") and one.endswith(f"-{version}") for one in there):
+        version = upstream_version(change.before.version)
+        trees = [path for path in leftover_paths if path.startswith("/var/lib/dkms/") and path.endswith(f"/{version}")]
+        if trees and not any(path.startswith("/usr/src/") and path.endswith(f"-{version}") for path in leftover_paths):
             return Refusal(
                 what=f"{change.id} cannot be removed: the source of its modules is gone from /usr/src",
                 why=f"it has DKMS remove its modules, and dkms {dkms.version} fails for modules without their source",
@@ -366,26 +376,26 @@ def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts
 
 def _reinstall_modules_hint(driver: WantedDriver, facts: Facts) -> str:
     package = PackageId(driver.family.dkms_package(driver.chosen))
-    return deb.reinstall_command({package: need(facts.packages, "which packages are installed")[package]})
+    return deb.reinstall_command({package: require(facts.packages, "which packages are installed")[package]})
 
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
     """Return the modules in places that neither Debian's packages nor its DKMS use (updates/dkms is DKMS')."""
     return tuple(
-        file for file in known(facts.module_files, ()) if _STRAY_MODULE_FOLDER.match(file.path) and not file.dkms
+        file for file in value_or(facts.module_files, ()) if _STRAY_MODULE_FOLDER.match(file.path) and not file.dkms
     )
 
 
-def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
+def find_hand_placed_modules_refusal(driver: WantedDriver, facts: Facts) -> Refusal | None:
     """Return the refusal of modules that a kernel could load in place of the driver's own.
 
     Otherwise this would show only at the end: DKMS builds its own beside them.
     """
-    kernels = known(facts.kernels, Kernels(None, ())).wanted
-    found = [module for module in _find_shadowing_modules(driver, facts) if module.kernel in kernels]
-    if not found:
+    kernels = value_or(facts.kernels, Kernels(None, ())).wanted
+    shadowing = [module for module in _find_shadowing_modules(driver, facts) if module.kernel in kernels]
+    if not shadowing:
         return None
-    paths = [one.path for one in found]
+    paths = [module_file.path for module_file in shadowing]
     them, they, belong, were = ("them", "they", "belong", "were") if paths[1:] else ("it", "it", "belongs", "was")
     return Refusal(
         what=f"a kernel may load {', '.join(paths)} in place of the driver's own module",
@@ -395,7 +405,8 @@ def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | 
             (
                 f"move {them}, and other files of that driver beside {them}, out of /lib/modules:",
                 *chain.from_iterable(
-                    _move_away_commands(one) for one in sorted({one.path.rpartition("/")[0] for one in found})
+                    _move_away_commands(folder)
+                    for folder in sorted({module_file.path.rpartition("/")[0] for module_file in shadowing})
                 ),
                 "then run the same command again",
             )
@@ -405,8 +416,8 @@ def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | 
 
 def _move_away_commands(folder: str) -> Iterator[str]:
     """Yield the commands that move the driver's modules out of ``folder`` (/lib/modules/KERNEL/updates)."""
-    _, _, _, kernel, place = folder.split("/", 4)
-    target = f"/root/modules-{kernel}-{place.replace('/', '-')}"
+    _, _, _, kernel, subfolder = folder.split("/", 4)
+    target = f"/root/modules-{kernel}-{subfolder.replace('/', '-')}"
     yield command("sudo", "mkdir", "-p", target)
     yield command(
         "sudo", "find", folder, "-maxdepth", "1", "-name", "nvidia*.ko*", "-exec", "mv", "-t", target, "{}", "+"
@@ -416,24 +427,24 @@ def _move_away_commands(folder: str) -> Iterator[str]:
 
 def _find_shadowing_modules(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...]:
     """Return the stray modules that depmod may prefer to the driver's own."""
-    own = "kernel" if driver.modules else "updates/dkms"
+    driver_subfolder = "kernel" if driver.modules else "updates/dkms"
     is_debians = driver.chosen.source == "distro" and not driver.modules
     order = read_depmod_order(facts)
 
     def is_shadowing(stray: ModuleFile) -> bool:
         folder, _, name = stray.path.rpartition("/")
         module = name.partition(".")[0]
-        place = folder.removeprefix(f"/lib/modules/{stray.kernel}/")
+        subfolder = folder.removeprefix(f"/lib/modules/{stray.kernel}/")
         # Debian's own are called nvidia-current, which modprobe is configured to load for nvidia.
         if module.startswith("nvidia-current") != is_debians:
             return False
-        return not order.is_first(own, place, module.replace("-", "_"), stray.kernel)
+        return not order.is_first(driver_subfolder, subfolder, module.replace("-", "_"), stray.kernel)
 
     return tuple(filter(is_shadowing, list_stray_modules(facts)))
 
 
 def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
-    """Yield a note for stray modules; see ``refuse_hand_placed_modules`` for those that the next boot would load."""
+    """Yield a note for stray modules; ``find_hand_placed_modules_refusal`` is about those that the next boot loads."""
     shadowing = _find_shadowing_modules(driver, facts)
     for is_first, does in (
         (True, "the kernel may load such a module in place of the driver's own"),

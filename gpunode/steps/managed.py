@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.facts.machine import PROVIDER_NAMES
-from gpunode.facts.model import Facts, KubernetesProvider, Unknown, known
+from gpunode.facts.model import Facts, KubernetesProvider, Unknown, value_or
 from gpunode.outcome import Refusal
 
 # Why a provider's host is left alone, and what to do instead.
@@ -43,9 +43,9 @@ _DRIVER_ADVICE_BY_PROVIDER: Final[dict[KubernetesProvider, str]] = {
 }
 
 
-def refuse_managed_host(facts: Facts) -> Refusal | None:
-    """Refuse a host that its provider sets up; return None if its owner does."""
-    provider = known(facts.provider, None)
+def find_managed_host_refusal(facts: Facts) -> Refusal | None:
+    """Return the refusal of a host that its provider sets up; None if its owner does."""
+    provider = value_or(facts.provider, None)
     if provider is None:
         return None
     if provider in _UNSUPPORTED_PROVIDERS:
@@ -56,22 +56,22 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
             f"this is {PROVIDER_NAMES[provider]} with a driver of its provider, and gpunode leaves both alone",
             "a driver is loaded that belongs to no installed package",
             f"{_DRIVER_ADVICE_BY_PROVIDER[provider]}\nrender the device plugin, which the provider leaves to you: "
-            f"{gpunode('k8s', 'render', 'k8s-containerd')}",
+            f"{gpunode_command('k8s', 'render', 'k8s-containerd')}",
         )
     return None
 
 
 def has_providers_driver(facts: Facts) -> bool:
     """Return True if the loaded driver comes from the node's provider, and not from a package."""
-    loaded, packages = known(facts.loaded_driver, None), facts.packages
-    if known(facts.provider, None) not in _DRIVER_ADVICE_BY_PROVIDER or loaded is None:
+    loaded, packages = value_or(facts.loaded_driver, None), facts.packages
+    if value_or(facts.provider, None) not in _DRIVER_ADVICE_BY_PROVIDER or loaded is None:
         return False
     return isinstance(packages, Unknown) or not driver_packages(packages.value)
 
 
 def node_replacement_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note if the provider replaces nodes regardless of their setup."""
-    provider = known(facts.provider, None)
+    provider = value_or(facts.provider, None)
     if provider is None or provider not in _DRIVER_ADVICE_BY_PROVIDER:
         return ()
     name = provider.upper()

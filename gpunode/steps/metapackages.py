@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 from gpunode.catalog.conflicts import is_cuda_metapackage, purge_reason
 from gpunode.change import PackageChange, PackageState
-from gpunode.facts.model import Facts, Unknown, known
+from gpunode.facts.model import Facts, Unknown, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.steps.installed_driver import installed_driver_packages, is_at_version, plan_manual_marks
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,26 @@ def plan_dependent_removal(
     """
     if isinstance(facts.dependencies, Unknown):
         return None
-    packages, installed = known(facts.packages, {}), installed_driver_packages(facts)
+    packages, installed = value_or(facts.packages, {}), installed_driver_packages(facts)
     metapackages = {
-        one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
+        package: state
+        for package, state in packages.items()
+        if is_cuda_metapackage(package.name) and is_at_version(state, "")
     }
-    locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
+    locked = (
+        package for package, state in installed.items() if purge_reason(package.name, state.version) != "relation"
+    )
     candidates = {*metapackages, *locked} - {*kept_packages, *leaving}
     needs = facts.dependencies.value.satisfying_packages(packages, candidates)
     removed = {*leaving}
-    while new := {one for one in candidates - removed if any(met and met <= removed for met in needs.get(one, ()))}:
+    while new := {
+        package for package in candidates - removed if any(met and met <= removed for met in needs.get(package, ()))
+    }:
         removed |= new
-    found = {package: packages[package] for package in sorted(removed & candidates)}
-    parts = {part for package in found.keys() & metapackages for met in needs[package] for part in met}
-    return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None
+    dependents = {package: packages[package] for package in sorted(removed & candidates)}
+    parts = {part for package in dependents.keys() & metapackages for met in needs[package] for part in met}
+    return (
+        DependentRemoval(dependents, plan_manual_marks(packages, sorted(parts - {*dependents, *installed})))
+        if dependents
+        else None
+    )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from gpunode.catalog import gpus
 from gpunode.change import Change, FileChange, FileState, MigChange, MigInstance, MigLayout, Trigger
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need, plan_file
+from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, plan_file, require, value_or
 from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
-from gpunode.steps.daemons import refuse_mps_with_others
+from gpunode.steps.daemons import find_mps_conflict_refusal
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.kernel import plan_module_load
 
@@ -37,13 +37,13 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the layout of every GPU, and a unit that restores the layouts at each boot."""
     try:
         layout = wanted_layout(
-            recipe, [gpus.find_model(gpu.device).name for gpu in find_own_gpus(known(facts.devices, ()))]
+            recipe, [gpus.find_model(gpu.device).name for gpu in find_own_gpus(value_or(facts.devices, ()))]
         )
         if not layout:
             return _plan_nothing(recipe.kubernetes)
         from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
-        if refused := refuse_mps_with_others(recipe):
+        if refused := find_mps_conflict_refusal(recipe):
             return refused
         _refuse_mig_manager(facts)
         if not recipe.mig.file and layout != mig.ALL_DISABLED_LAYOUT:
@@ -68,27 +68,27 @@ def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
     Raises:
         Refused: if the recipe contradicts itself.
     """
-    own, wanted = recipe.mig.layout, recipe.kubernetes
-    if recipe.mig.file and not own:
+    node_layout, wanted = recipe.mig.layout, recipe.kubernetes
+    if recipe.mig.file and not node_layout:
         raise Refused(
             "[mig] names a file and no layout",
             why=f"{recipe.mig.file} may contain several",
             hint='set layout in [mig] to one of the names under mig-configs, such as layout = "all-1g.10gb"',
         )
-    if own and wanted is not None and _is_operator_managed(wanted):
+    if node_layout and wanted is not None and _is_operator_managed(wanted):
         raise Refused(
             "[mig] and the GPU Operator would both set MIG layouts",
             why="the operator's MIG manager sets the layout of [kubernetes.mig] and removes all others",
             hint="move layout from [mig] to [kubernetes.mig]; a file of mig-parted goes into the operator's ConfigMap",
         )
     cluster_layout = _cluster_layout(wanted, names)
-    if own and cluster_layout and own != cluster_layout:
+    if node_layout and cluster_layout and node_layout != cluster_layout:
         raise Refused(
-            f"the recipe names two MIG layouts: {own} in [mig] and {cluster_layout} in [kubernetes]",
+            f"the recipe names two MIG layouts: {node_layout} in [mig] and {cluster_layout} in [kubernetes]",
             why="a GPU has one",
             hint="name the same layout in both, or leave one out",
         )
-    return own or cluster_layout
+    return node_layout or cluster_layout
 
 
 def _cluster_layout(kubernetes: Kubernetes | None, names: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
     """Refuse a layout for GPUs that have no MIG according to the catalog, even before a driver is installed."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
-    models = [gpus.find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ()))]
+    models = [gpus.find_model(gpu.device) for gpu in find_own_gpus(value_or(facts.devices, ()))]
     if without := [model.label for model in models if mig.cannot_have_mig(model)]:
         of_others = "use a file of mig-parted with a device-filter for the others, as file in [mig]"
         raise Refused(
@@ -141,7 +141,7 @@ def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
         return Planned((), "set by the first `gpunode setup` on the booted node", is_deferred=True)
     if isinstance(plan_module_load(recipe, facts), Blocked):
         return Planned((), "set after the reboot, which changes the driver", is_deferred=True)
-    if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN_PROBE_KEY:
+    if value_or(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN_PROBE_KEY:
         return Planned((), "set once the driver is loaded", is_deferred=True)
     if not isinstance(facts.mig, Known):
         why = facts.mig.reason if facts.mig else "it was not queried"
@@ -192,7 +192,7 @@ def _wanted_layouts(
     recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]
 ) -> Iterator[tuple[str, MigLayout]]:
     """Yield the wanted layout of each affected GPU, by UUID."""
-    devices = {device.address: device for device in need(facts.devices, "which GPUs there are")}
+    devices = {device.address: device for device in require(facts.devices, "which GPUs there are")}
     for gpu in present:
         if (device := devices.get(gpu.address)) is None:
             raise Refused(
@@ -233,7 +233,7 @@ def _counts_from_file(
 ) -> tuple[bool, Mapping[str, int] | None]:
     from gpunode.recipe.mig import read_mig_configurations
 
-    state = need(facts.file(path), f"what {path} holds")
+    state = require(facts.file(path), f"what {path} holds")
     if state is None:
         raise Refused(f"{path} does not exist", why="the recipe names it in [mig]", hint="put the file there")
     configurations = read_mig_configurations(state.content, path)
@@ -272,13 +272,17 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
             why=f"alone, at most these fit: {most}; mixed, they share its memory slices",
             hint="ask for fewer or smaller instances",
         )
-    instances = tuple(MigInstance(one, start, size, (str(mig.compute_slices(one)),)) for one, start, size in places)
+    instances = tuple(
+        MigInstance(profile, start, size, (str(mig.compute_slices(profile)),)) for profile, start, size in places
+    )
     return gpu.layout if _has_instances(gpu.layout, instances) else MigLayout(enabled=True, instances=instances)
 
 
 def _has_instances(present: MigLayout, instances: Sequence[MigInstance]) -> bool:
     """Return True if the GPU has these instances, at any position."""
-    has, wants = (sorted((one.profile, one.compute) for one in every) for every in (present.instances, instances))
+    has, wants = (
+        sorted((instance.profile, instance.compute) for instance in every) for every in (present.instances, instances)
+    )
     return present.enabled and has == wants
 
 

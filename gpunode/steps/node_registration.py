@@ -17,7 +17,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.kubelet import has_joined_cluster
-from gpunode.facts.model import Facts, Known, KubeletKind, known, need
+from gpunode.facts.model import Facts, Known, KubeletKind, require, value_or
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
@@ -54,10 +54,10 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []
     path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     if not labels and not taints:
-        own_file = None if register == "kubelet" else known(facts.file(path), None)
+        own_file = None if register == "kubelet" else value_or(facts.file(path), None)
         changes = (FileChange(path, own_file, None),) if own_file else ()
         return Planned(changes, f"the stack {wanted.stack} finds the nodes by itself, and the recipe has no taint")
-    kubelet = known(facts.kubelet, None)
+    kubelet = value_or(facts.kubelet, None)
     if kubelet and kubelet.kind != register:
         return Refusal(
             f"node_registration is {register}, and this node has {kubelet.kind}",
@@ -67,15 +67,15 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
             else 'set node_registration = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
         )
     if register == "kubelet":
-        if obstacle := _refuse_or_defer_flags(taints, facts):
+        if obstacle := _find_flags_obstacle(taints, facts):
             return obstacle
         path = KUBELET_ENVIRONMENT_FILE
-    before = need(facts.file(path), f"what {path} holds")
+    before = require(facts.file(path), f"what {path} holds")
     content = before.content if before else b""
     is_kubeadm = register == "kubelet"
     after = _add_kubelet_flags(content, labels, taints) if is_kubeadm else _render_rancher_file(labels, taints)
     if after is None:
-        return _refuse_unextendable_file(labels, taints)
+        return _unextendable_file_refusal(labels, taints)
     reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"
     if after == content:
         return Planned((), reason)
@@ -83,7 +83,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
 
 
-def _refuse_or_defer_flags(taints: Sequence[str], facts: Facts) -> Planned | Refusal | None:
+def _find_flags_obstacle(taints: Sequence[str], facts: Facts) -> Planned | Refusal | None:
     """Return why ``/etc/default/kubelet`` cannot have them, now or ever; None if it can."""
     if not _reads_environment_file(facts):
         return Planned(
@@ -100,7 +100,7 @@ def _refuse_or_defer_flags(taints: Sequence[str], facts: Facts) -> Planned | Ref
     )
 
 
-def _refuse_unextendable_file(labels: Sequence[str], taints: Sequence[str]) -> Refusal:
+def _unextendable_file_refusal(labels: Sequence[str], taints: Sequence[str]) -> Refusal:
     flags = [f"--node-labels={','.join(labels)}"] if labels else []
     flags += [f"--register-with-taints={','.join(taints)}"] if taints else []
     return Refusal(
@@ -123,7 +123,7 @@ def _joined_node_notes(
     """Return what is left to do for a node that joined before: the kubelet does not change an existing Node."""
     if not has_joined_cluster(facts, kind):
         return ()
-    name = (kubelet.node_name if (kubelet := known(facts.kubelet, None)) else "") or "NODE"
+    name = (kubelet.node_name if (kubelet := value_or(facts.kubelet, None)) else "") or "NODE"
     commands = [str(command("kubectl", "label", "node", name, *labels))] if labels else []
     commands += [str(command("kubectl", "taint", "node", name, *taints))] if taints else []
     return (f"this node has joined a cluster before, and only a new Node gets them; once: {' && '.join(commands)}",)

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog.conflicts import driver_versioned_packages
 from gpunode.catalog.repositories import CUDA_KEYRING, TOOLKIT_KEYRING, cuda_repository, toolkit_repository
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, MissingDependency, need
+from gpunode.facts.model import Facts, Known, MissingDependency, require
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
@@ -28,7 +28,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
     A driver's module that failed to build is not built again if its package leaves for the wanted driver.
     """
     notes = tuple(deb.note_relaxed_checks(facts))
-    if not need(facts.packages_interrupted, "whether a package change was interrupted"):
+    if not require(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted", notes)
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
         names = ", ".join(map(str, sorted(leaving)))
@@ -76,7 +76,7 @@ REPAIR_STEP = Step("repair", "package database", "sources", plan_repair, serves=
 def plan_driver_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
     if recipe.driver.source == "distro" and wants_driver(recipe, facts):
-        from gpunode.steps.own_driver import plan_repository_for_own_driver  # loaded on use: few recipes take it
+        from gpunode.steps.distro_driver import plan_repository_for_own_driver  # loaded on use: few recipes take it
 
         return plan_repository_for_own_driver(recipe, facts)
     return plan_cuda_repository(recipe, facts)
@@ -92,8 +92,8 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     family = family_of(facts)
     if isinstance(family, Refusal):
         return family if wants_driver(recipe, facts) else replace(family, hint=_missing_cuda_repository_hint())
-    distro = need(facts.distro, "which distribution this is")
-    architecture = need(facts.architecture, "the architecture of this system")
+    distro = require(facts.distro, "which distribution this is")
+    architecture = require(facts.architecture, "the architecture of this system")
     table = recipe.repositories
     repository = cuda_repository(distro, architecture, table.cuda, table.cuda_key_fingerprint, table.cuda_key_file)
     if repository is None:
@@ -119,7 +119,7 @@ def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the container toolkit's repository, signed by the key with the pinned fingerprint."""
     if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
-    architecture = need(facts.architecture, "the architecture of this system")
+    architecture = require(facts.architecture, "the architecture of this system")
     table = recipe.repositories
     key, key_file = table.toolkit_key_fingerprint, table.toolkit_key_file
     return deb.plan_repository(toolkit_repository(table.toolkit, key, key_file, architecture), facts)
@@ -180,7 +180,7 @@ def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(package for package in sorted(locked) if not any(owns(package) for owns in owners))
 
 
-def refuse_held_packages(packages: Iterable[PackageId], requester: str, needed: str = "another version") -> Refusal:
+def held_packages_refusal(packages: Iterable[PackageId], requester: str, needed: str = "another version") -> Refusal:
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
@@ -212,7 +212,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
     Each missing package is named to the package manager, which refuses to do anything to a node with unmet
     dependencies unless all of them are named. Their own dependencies are installed with them.
     """
-    packages = need(facts.packages, "which packages are installed")
+    packages = require(facts.packages, "which packages are installed")
     if not isinstance(facts.dependencies, Known):
         return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", is_requested=False)
     driver = wanted_driver(recipe, facts)
@@ -222,11 +222,19 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "none of the packages that the recipe asks for is installed yet", is_requested=False)
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
-    if held_packages := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return refuse_held_packages(held_packages, f"{missing[0].needed_by}")
+    if held_packages := [
+        dependency.package
+        for dependency in missing
+        if dependency.package in packages and packages[dependency.package].held
+    ]:
+        return held_packages_refusal(held_packages, f"{missing[0].needed_by}")
     changes = tuple(
-        PackageChange(one.package, packages.get(one.package), _missing_dependency_state(recipe, facts, chosen, one))
-        for one in missing
+        PackageChange(
+            dependency.package,
+            packages.get(dependency.package),
+            _missing_dependency_state(recipe, facts, chosen, dependency),
+        )
+        for dependency in missing
     )
     first = missing[0]
     others = f"; {len(missing) - 1} more of this kind" if missing[1:] else ""

@@ -23,9 +23,10 @@ from gpunode.command import Command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files, restrict_to_root
-from gpunode.facts.model import Facts, Known, Unit, Unknown, file_matches, known, need
+from gpunode.facts.model import Facts, Known, Unit, Unknown, file_matches, require, value_or
 from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN_PROBE_KEY
+from gpunode.fast_dataclass import dataclass
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
@@ -40,20 +41,19 @@ from gpunode.runtimes import (
     apply_edits,
     find_runtime,
 )
-from gpunode.runtimes.found import States, contents_of_states, file_changes, packaged_version, states_from_facts
+from gpunode.runtimes.file_states import States, contents_of_states, file_changes, packaged_version, states_from_facts
 from gpunode.runtimes.installations import (
     ChosenRuntime,
-    choose_row,
     is_shipped_by_products,
     kubelet_using,
+    resolve_runtime,
     with_kubelet_cgroup_driver,
 )
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME, explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
-from gpunode.steps.selection import refuse_package_without_lock
+from gpunode.steps.packages import desired_state, find_packages_off_lock, held_packages_refusal
+from gpunode.steps.selection import unlocked_package_refusal
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
-from gpunode.values import dataclass
 from gpunode.wording import join_with_and
 
 
@@ -62,26 +62,26 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        row = choose_row(find_runtime(recipe.runtime.name), facts).row
+        runtime = resolve_runtime(find_runtime(recipe.runtime.name), facts).runtime
     except Refused as refusal:
         return Refusal.of(refusal)
-    if row.product:
-        return Planned((), f"{row.product} includes its own {row.id}")
-    packages = need(facts.packages, "which packages are installed")
-    for package in map(PackageId, row.packages):
+    if runtime.product:
+        return Planned((), f"{runtime.product} includes its own {runtime.id}")
+    packages = require(facts.packages, "which packages are installed")
+    for package in map(PackageId, runtime.packages):
         if is_at_version(packages.get(package), ""):
             return _plan_installed_runtime(recipe, facts, package, packages)
-    unit = facts.unit(row.unit)
+    unit = facts.unit(runtime.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
-        return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
-    return _plan_missing_runtime(recipe, facts, row, packages)
+        return Planned((), f"{runtime.unit} is installed, but not from a package; it is not replaced")
+    return _plan_missing_runtime(recipe, facts, runtime, packages)
 
 
 def _plan_missing_runtime(
-    recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
+    recipe: Recipe, facts: Facts, runtime: Runtime, packages: Mapping[PackageId, PackageState]
 ) -> StepOutcome:
     """Plan the distribution's package of a runtime that is not here."""
-    if recipe.kubernetes and recipe.kubernetes.kind.workers and known(facts.rootless_docker, default=False):
+    if recipe.kubernetes and recipe.kubernetes.kind.workers and value_or(facts.rootless_docker, default=False):
         # nvkind issue 48.
         install = deb.install_command(("docker.io",))
         return Refusal(
@@ -91,35 +91,37 @@ def _plan_missing_runtime(
             hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\n"
             "docker context use default",
         )
-    if row.package_source_hint:
+    if runtime.package_source_hint:
         return Refusal(
-            what=f"{row.id} is not installed",
+            what=f"{runtime.id} is not installed",
             why="no supported distribution packages it",
-            hint=f"install it from {row.package_source_hint}; then run the command again",
+            hint=f"install it from {runtime.package_source_hint}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which include theirs" if is_shipped_by_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if is_shipped_by_products(runtime) else ""
         return Refusal(
-            what=f"{row.id} is not installed",
+            what=f"{runtime.id} is not installed",
             why='the recipe says runtime.install = "never"',
-            hint=f'install {" or ".join(row.packages)}{product}, or set runtime.install = "if-missing"',
+            hint=f'install {" or ".join(runtime.packages)}{product}, or set runtime.install = "if-missing"',
         )
-    first = PackageId(row.packages[0])
+    first = PackageId(runtime.packages[0])
     if recipe.lock is not None and first not in recipe.lock.packages:
-        return refuse_package_without_lock(recipe.lock, first)
-    wanted = (first, *_client_package(recipe, facts, row, packages))
-    reason = f"{row.id} is missing; the distribution's {'packages' if wanted[1:] else 'package'} will be installed"
+        return unlocked_package_refusal(recipe.lock, first)
+    wanted = (first, *_client_package(recipe, facts, runtime, packages))
+    reason = f"{runtime.id} is missing; the distribution's {'packages' if wanted[1:] else 'package'} will be installed"
     after = KnownAfter(why="runtime")
-    changes = (PackageChange(one, packages.get(one), desired_state(recipe, one, after)) for one in wanted)
+    changes = (
+        PackageChange(package, packages.get(package), desired_state(recipe, package, after)) for package in wanted
+    )
     return Planned(tuple(changes), reason)
 
 
 def _client_package(
-    recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
+    recipe: Recipe, facts: Facts, runtime: Runtime, packages: Mapping[PackageId, PackageState]
 ) -> tuple[PackageId, ...]:
     """Return the missing package of the runtime's client; a lock written on a node without it leaves it out."""
-    release = releases.release(need(facts.distro, "which distribution this is"))
-    name = row.client_packages.get((release.distribution, release.version), "") if release else ""
+    release = releases.release(require(facts.distro, "which distribution this is"))
+    name = runtime.client_packages.get((release.distribution, release.version), "") if release else ""
     package = PackageId(name)
     is_left_out = not name or (recipe.lock is not None and package not in recipe.lock.packages)
     return () if is_left_out or is_at_version(packages.get(package), "") else (package,)
@@ -131,16 +133,16 @@ def _plan_installed_runtime(
     """Return the package that provides the runtime, and its client's, in the locked versions if there are any."""
     lock = recipe.lock
     if lock is not None and package not in lock.packages:
-        return refuse_package_without_lock(lock, package)
+        return unlocked_package_refusal(lock, package)
     off_lock = find_packages_off_lock(recipe, packages, _installed_runtime_packages(recipe, facts))
     if lock is None or not off_lock:
         marked = plan_manual_marks(packages, (package,))
         installed = f"{package} {packages[package].version} is installed"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked)}" if marked else installed)
-    if held := [one for one in off_lock if packages[one].held]:
-        return refuse_held_packages(held, lock.file)
+    if held := [package for package in off_lock if packages[package].held]:
+        return held_packages_refusal(held, lock.file)
     after = KnownAfter(why="runtime")
-    changes = (PackageChange(one, packages[one], desired_state(recipe, one, after)) for one in off_lock)
+    changes = (PackageChange(package, packages[package], desired_state(recipe, package, after)) for package in off_lock)
     return Planned(tuple(changes), f"the lock holds {join_with_and([*map(str, off_lock)])} at another version")
 
 
@@ -148,10 +150,10 @@ def _installed_runtime_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId
     """Return the package that provides the recipe's runtime on this node, and its client's if that is another one."""
     if recipe.runtime.name == "none":
         return ()
-    packages, row = need(facts.packages, "which packages are installed"), find_runtime(recipe.runtime.name)
+    packages, runtime = require(facts.packages, "which packages are installed"), find_runtime(recipe.runtime.name)
     daemons, clients = (
         tuple(package for package in map(PackageId, names) if is_at_version(packages.get(package), ""))
-        for names in (row.packages, row.client_packages.values())
+        for names in (runtime.packages, runtime.client_packages.values())
     )
     return (*daemons[:1], *clients)
 
@@ -164,7 +166,9 @@ RUNTIME_INSTALL_STEP = Step(
     serves=(),
     packages=StepPackageRules(
         _installed_runtime_packages,
-        {PackageId(name) for row in RUNTIMES for name in (*row.packages, *row.client_packages.values())}.__contains__,
+        {
+            PackageId(name) for runtime in RUNTIMES for name in (*runtime.packages, *runtime.client_packages.values())
+        }.__contains__,
     ),
 )
 
@@ -178,8 +182,8 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        place = choose_row(find_runtime(recipe.runtime.name), facts)
-        return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, place))
+        choice = resolve_runtime(find_runtime(recipe.runtime.name), facts)
+        return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, choice))
     except Refused as refusal:
         return Refusal.of(refusal)
 
@@ -199,19 +203,19 @@ def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusa
 
 
 def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> Planned | Refusal:
-    row = choice.row
-    fact = facts.file(row.config)
+    runtime = choice.runtime
+    fact = facts.file(runtime.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
-        return _plan_deferred(row, fact)
-    desired = _desired_config(recipe, row, facts)
-    present = states_from_facts(facts, row, desired)
+        return _plan_deferred(runtime, fact)
+    desired = _desired_config(recipe, runtime, facts)
+    present = states_from_facts(facts, runtime, desired)
     if recipe.runtime.cgroup_driver == "auto":
-        desired = with_kubelet_cgroup_driver(row, facts, desired, contents_of_states(present))
-    observed = row.inspect(contents_of_states(present), desired)
-    if _uses_cdi_for_pods(recipe) and should_enable_cdi(row, observed, desired.version):
+        desired = with_kubelet_cgroup_driver(runtime, facts, desired, contents_of_states(present))
+    observed = runtime.inspect(contents_of_states(present), desired)
+    if _uses_cdi_for_pods(recipe) and should_enable_cdi(runtime, observed, desired.version):
         desired = replace(desired, enable_cdi=True)
-    target = RuntimeTarget(row, desired, present, facts, choice.notes)
-    lacks = find_missing_toolkit(facts, row)
+    target = RuntimeTarget(runtime, desired, present, facts, choice.notes)
+    lacks = find_missing_toolkit(facts, runtime)
     if lacks and facts.is_image:
         lacks = replace(lacks, install=None)  # the facts do not say where the image is mounted
     refuse_missing_default_program(target, lacks)
@@ -219,15 +223,15 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     if not planned.changes:
         planned = replace(planned, expectation=None)  # a parser does not see changes of write access
     planned = _restrict_files(
-        target, replace(planned, changes=(*planned.changes, *_service_changes(row, facts, present)))
+        target, replace(planned, changes=(*planned.changes, *_service_changes(runtime, facts, present)))
     )
     notes = (*planned.notes, *_notes_on_recipe(recipe, target, observed))
     lacking = (lacks.note,) if lacks else ()
     if not planned.changes:
         return replace(planned, notes=(*notes, *lacking))
     unit = target.unit
-    if not facts.is_image and not facts.can_start(row.unit) and unit is not None and unit.exists:
-        starts = f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start"
+    if not facts.is_image and not facts.can_start(runtime.unit) and unit is not None and unit.exists:
+        starts = f"no systemd runs here, so gpunode cannot start {runtime.id}, which reads its files at its start"
         lacking = (*lacking, f"{starts}: start it the way this system starts it")
     return replace(planned, notes=notes, change_notes=(*planned.change_notes, *lacking))
 
@@ -245,42 +249,46 @@ def _uses_cdi_for_pods(recipe: Recipe) -> bool:
 
 def _notes_on_recipe(recipe: Recipe, target: RuntimeTarget, observed: ObservedConfig) -> Iterator[str]:
     """Yield what the recipe lacks or wants differently; ``observed`` is what the files have now."""
-    row, desired, kubelet = target.row, target.desired, kubelet_using(target.row, target.facts)
+    runtime, desired, kubelet = target.runtime, target.desired, kubelet_using(target.runtime, target.facts)
     if (
         recipe.runtime.cgroup_driver == "systemd"
-        and not row.product
+        and not runtime.product
         and kubelet
         and kubelet.cgroup_driver == "cgroupfs"
     ):
         yield "the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same"
     if recipe.runtime.set_as_default is None and observed.default == desired.handler:
         yield (
-            f"{desired.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
+            f"{desired.handler} is the default runtime of {runtime.id} and stays so, because the recipe does not set "
             "runtime.set_as_default; runtime.set_as_default = false removes it"
         )
     cluster, version = recipe.kubernetes, desired.version
     if not (cluster and cluster.runtime_class) or not _uses_cdi_for_pods(recipe):
         return
-    if not desired.enable_cdi and not reads_cdi(row, observed, version):
+    if not desired.enable_cdi and not reads_cdi(runtime, observed, version):
         needs = f"pods on this node get a GPU only with runtimeClassName: {cluster.runtime_class}"
-        yield f"{needs}: {explain_no_cdi(row, observed, version)}"
+        yield f"{needs}: {explain_no_cdi(runtime, observed, version)}"
 
 
 def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     """Return ``planned`` with only root allowed to write files that name programs for root to run."""
-    row, facts, present = target.row, target.facts, target.present
-    own = [
-        path for path in (*present, *_TOOLKIT_CONFIG_FILES) if path in row.own_files or path in _TOOLKIT_CONFIG_FILES
+    runtime, facts, present = target.runtime, target.facts, target.present
+    owned_paths = [
+        path
+        for path in (*present, *_TOOLKIT_CONFIG_FILES)
+        if path in runtime.own_files or path in _TOOLKIT_CONFIG_FILES
     ]
-    found = {change.path: change for change in restrict_to_root(facts, own)}
+    restrictions = {change.path: change for change in restrict_to_root(facts, owned_paths)}
     touched = {change.path for change in FileChange.of_kind(planned.changes)}
-    edited = (change.restrict_writes_to_root() if change.subject in found else change for change in planned.changes)
+    edited = (
+        change.restrict_writes_to_root() if change.subject in restrictions else change for change in planned.changes
+    )
     # No running program reads a file's mode, so these changes restart nothing.
-    beside = (change for change in found.values() if change.path not in touched)
-    others = [path for path in present if path not in own and describe_nonroot_writers(present[path])]
+    beside = (change for change in restrictions.values() if change.path not in touched)
+    others = [path for path in present if path not in owned_paths and describe_nonroot_writers(present[path])]
     notes = (
         *(
-            f"{path} {describe_nonroot_writers(present[path])}, and {row.unit} reads it; gpunode leaves that"
+            f"{path} {describe_nonroot_writers(present[path])}, and {runtime.unit} reads it; gpunode leaves that"
             for path in others
         ),
         *note_replaceable_files(facts, (*present, *_TOOLKIT_CONFIG_FILES)),
@@ -288,56 +296,58 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     return replace(
         planned,
         changes=sort_changes((*edited, *beside)),
-        reason="; ".join((explain_restriction(found.values()), planned.reason)) if found else planned.reason,
+        reason="; ".join((explain_restriction(restrictions.values()), planned.reason))
+        if restrictions
+        else planned.reason,
         notes=(*planned.notes, *notes),
     )
 
 
-def find_missing_toolkit(facts: Facts, row: Runtime) -> MissingProgram | None:
+def find_missing_toolkit(facts: Facts, runtime: Runtime) -> MissingProgram | None:
     """Return the runtime's program if it is missing; None if it exists, or this plan installs it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
         return None
     packages = facts.packages
     # The program is in one of the first two, depending on the toolkit's version.
     is_planned = isinstance(packages, Known) and packages.probe == PLAN_PROBE_KEY
-    if is_planned and any(is_at_version(known(packages, {}).get(one), "") for one in TOOLKIT_PACKAGES[:2]):
+    if is_planned and any(is_at_version(value_or(packages, {}).get(package), "") for package in TOOLKIT_PACKAGES[:2]):
         return None
-    return missing_program(TOOLKIT_PROGRAM, row.id)
+    return missing_program(TOOLKIT_PROGRAM, runtime.id)
 
 
-def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
+def _desired_config(recipe: Recipe, runtime: Runtime, facts: Facts) -> DesiredConfig:
     return DesiredConfig(
         default=recipe.runtime.set_as_default is True,
-        not_default=recipe.runtime.set_as_default is False,
+        demote_default=recipe.runtime.set_as_default is False,
         # A product sets one driver for its kubelet and containerd; a recipe for kubeadm's kubelet does not apply to it.
-        systemd_cgroup=recipe.runtime.cgroup_driver == "systemd" and not row.product,
+        systemd_cgroup=recipe.runtime.cgroup_driver == "systemd" and not runtime.product,
         enable_cdi=recipe.runtime.cdi is True,
-        version=packaged_version(row, known(facts.packages, {})),
-        enable_cri=row.has_cri_plugin and kubelet_using(row, facts) is not None,
+        version=packaged_version(runtime, value_or(facts.packages, {})),
+        enable_cri=runtime.has_cri_plugin and kubelet_using(runtime, facts) is not None,
     )
 
 
-def _plan_deferred(row: Runtime, fact: Unknown) -> Planned:
+def _plan_deferred(runtime: Runtime, fact: Unknown) -> Planned:
     """Plan a file whose content is known once the package that contains it is installed."""
-    promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
-    reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
+    promise = Deferred("the package's file, with NVIDIA's runtime added", f"{runtime.packages[0]} is installed")
+    reason = f"{runtime.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
     if file_matches(fact, promise):
         return Planned((), reason)
-    return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
+    return Planned((FileChange(runtime.config, None, promise, frozenset({Trigger("restart", runtime.unit)})),), reason)
 
 
-def _service_changes(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
+def _service_changes(runtime: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
     """Return the change that starts and enables a runtime that does not run; none if systemd does not tell.
 
     A product's runtime is left alone, and one that would fail with its present files is not started.
     """
-    fact = facts.unit(row.unit)
-    if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
+    fact = facts.unit(runtime.unit)
+    if runtime.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    is_startable = row.inspect(contents_of_states(present), DesiredConfig()).is_startable
-    can_start = is_startable and not facts.is_image and facts.can_start(row.unit)
+    is_startable = runtime.inspect(contents_of_states(present), DesiredConfig()).is_startable
+    can_start = is_startable and not facts.is_image and facts.can_start(runtime.unit)
     wanted = ServiceState(enabled=True, active=can_start or fact.value.state.active)
-    return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
+    return () if fact.value.state == wanted else (ServiceChange(runtime.unit, fact.value.state, wanted),)
 
 
 RUNTIME_CONFIG_STEP = Step(
@@ -356,13 +366,13 @@ class RuntimeTarget:
     """A runtime on the node, and its desired configuration.
 
     Attributes:
-        row: as it is located on this node.
+        runtime: with its paths on this node.
         present: the files that it reads.
         facts: of its unit, of the kubelet that uses it, and when its files were changed.
-        notes: what the user should know about the choice of ``row``.
+        notes: what the user should know about the choice of ``runtime``.
     """
 
-    row: Runtime
+    runtime: Runtime
     desired: DesiredConfig
     present: States
     facts: Facts
@@ -371,24 +381,29 @@ class RuntimeTarget:
     @property
     def main(self) -> str:
         """The main file, whether it changes or not."""
-        return self.desired.config or self.row.config
+        return self.desired.config or self.runtime.config
 
     @property
     def is_default_config(self) -> bool:
         """True if ``main`` is the file that the runtime reads by default."""
         config = self.desired.config
         usual = replace(self.desired, config="")
-        return not config or config == self.row.locate_row(self.row, contents_of_states(self.present), usual).config
+        return (
+            not config
+            or config == self.runtime.adapt_to_node(self.runtime, contents_of_states(self.present), usual).config
+        )
 
     @property
     def own(self) -> frozenset[str]:
         """The files that configure it; some of the others that it reads define how it is started."""
-        return frozenset({self.main, self.desired.drop_in, *self.row.own_files} - {"", *self.row.generated_files})
+        return frozenset(
+            {self.main, self.desired.drop_in, *self.runtime.own_files} - {"", *self.runtime.generated_files}
+        )
 
     @property
     def unit(self) -> Unit | None:
         """The unit that runs it; None if unknown."""
-        fact = self.facts.unit(self.row.unit)
+        fact = self.facts.unit(self.runtime.unit)
         return fact.value if isinstance(fact, Known) else None
 
     @property
@@ -410,11 +425,11 @@ class RuntimeTarget:
         return self._trigger(contents_of_states(self.present), after)
 
     def _trigger(self, before: Files, after: Files) -> Trigger | None:
-        row = self.row
-        if not row.unit or row.watches_files:
+        runtime = self.runtime
+        if not runtime.unit or runtime.watches_files:
             return None
-        reloads = row.reloads and (before == after or row.applies_on_reload(before, after, self.desired))
-        return Trigger("reload" if reloads else "restart", row.unit)
+        reloads = runtime.reloads and (before == after or runtime.applies_on_reload(before, after, self.desired))
+        return Trigger("reload" if reloads else "restart", runtime.unit)
 
 
 def plan_configuration(target: RuntimeTarget) -> Planned:
@@ -423,32 +438,33 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     Raises:
         Refused: if the files cannot be edited.
     """
-    row, desired, files = target.row, target.desired, contents_of_states(target.present)
-    edited = row.configure(files, desired)
+    runtime, desired, files = target.runtime, target.desired, contents_of_states(target.present)
+    edited = runtime.configure(files, desired)
     written = apply_edits(files, edited)
-    after = row.inspect(written, desired)
-    if desired.not_default and after.default == desired.handler:
+    after = runtime.inspect(written, desired)
+    if desired.demote_default and after.default == desired.handler:
         raise Refused(
-            f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.set_as_default = false",
-            why=f"the former default of {row.product or row.id} is unknown, so gpunode does not remove it",
-            hint=f"remove it from {row.config or 'its configuration'}, or set_as_default from the recipe",
+            f"{desired.handler} is the default runtime of {runtime.id}, and the recipe says "
+            "runtime.set_as_default = false",
+            why=f"the former default of {runtime.product or runtime.id} is unknown, so gpunode does not remove it",
+            hint=f"remove it from {runtime.config or 'its configuration'}, or set_as_default from the recipe",
         )
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
-    default = desired.handler if desired.default else after.default if desired.not_default else None
-    expected = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
-    is_default = " is not" if desired.not_default else " is" if desired.default else ""
+    default = desired.handler if desired.default else after.default if desired.demote_default else None
+    expected = RuntimeExpectation(runtime.id, target.main, frozenset({handler}), default)
+    is_default = " is not" if desired.demote_default else " is" if desired.default else ""
     named = f"; {desired.handler}{is_default} the default runtime" if is_default else ""
     registers = f"registers {desired.handler}{named}"
     planned = plan_edits(target, edited, f"{registers}; {edited.how}", expected)
-    if not planned.changes and row.unit and not row.product:
+    if not planned.changes and runtime.unit and not runtime.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
     # Notes that are given again for the edited files are about the files, not about the edits.
-    lasting = row.configure(written, desired).notes if planned.change_notes else ()
+    lasting = runtime.configure(written, desired).notes if planned.change_notes else ()
     passing = tuple(note for note in planned.change_notes if note not in lasting)
     notes = (*planned.notes, *lasting)
     if after.cri_disabled:
-        disables = f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {row.id}"
-        notes = (*notes, f"{disables}; `{enable_cri_command(row)}` enables it")
+        disables = f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {runtime.id}"
+        notes = (*notes, f"{disables}; `{enable_cri_command(runtime)}` enables it")
     return replace(planned, notes=notes, change_notes=passing)
 
 
@@ -461,16 +477,16 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
         reason: why they change.
         expected: what its parser must find in them; a product generates its files only at its next start.
     """
-    row, files = target.row, contents_of_states(target.present)
-    expectation = None if row.product else expected
+    runtime, files = target.runtime, contents_of_states(target.present)
+    expectation = None if runtime.product else expected
     notes = target.notes
     if target.unit is not None and target.unit.masked:
-        notes = (*notes, f"{row.unit} is masked, so nothing reads {target.main} until it is unmasked")
+        notes = (*notes, f"{runtime.unit} is masked, so nothing reads {target.main} until it is unmasked")
     if not edited.edits:
         again, notes = _plan_reread_if_stale(target, edited) or Planned((), edited.how), (*notes, *edited.notes)
         if edited.restart_reason and _started_after_toolkit(target):
-            was_started = f"{row.product} was started after the toolkit was installed and has not registered"
-            look = f"see `{row.product} --version` and `systemctl show {row.unit} -p Environment`"
+            was_started = f"{runtime.product} was started after the toolkit was installed and has not registered"
+            look = f"see `{runtime.product} --version` and `systemctl show {runtime.unit} -p Environment`"
             check = f"Check that {target.desired.binary} is on its PATH: {look}"
             notes = (*notes, f"{was_started} {target.desired.handler}: {edited.restart_reason}. {check}")
         return replace(again, notes=notes, expectation=expectation)
@@ -491,22 +507,22 @@ def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Pla
 
 def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
     """Plan a re-read of files newer than the daemon; None if there are none or a time is unknown."""
-    row, unit, changed_at = target.row, target.unit, target.facts.changed_at
+    runtime, unit, changed_at = target.runtime, target.unit, target.facts.changed_at
     if target.trigger is None:
         return None
     if unit is not None and unit.started_at is not None:
-        since = max(unit.started_at, (row.reloads and unit.changed_at) or 0.0)
+        since = max(unit.started_at, (runtime.reloads and unit.changed_at) or 0.0)
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
-            return plan_reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
+            return plan_reread(target, unread, f"{unread[0]} was changed after {runtime.unit} last read it")
     is_start_known = unit is not None and unit.started_at is not None
     # ctk requests no restart for a unit whose state is unknown.
     if (
         edited.restart_reason
-        and row.config in changed_at
+        and runtime.config in changed_at
         and not _started_after_toolkit(target)
         and (is_start_known or not target.desired.exact)
     ):
-        return plan_reread(target, (row.config,), edited.restart_reason)
+        return plan_reread(target, (runtime.config,), edited.restart_reason)
     return None
 
 
@@ -516,17 +532,21 @@ def _started_after_toolkit(target: RuntimeTarget) -> bool:
     return unit is not None and unit.started_at is not None and came is not None and unit.started_at > came
 
 
-def enable_cri_command(row: Runtime) -> Command:
+def enable_cri_command(runtime: Runtime) -> Command:
     """Return the command that switches containerd's CRI plugin on."""
-    return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={row.id}", "--enable-cri", "--restart")
+    return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={runtime.id}", "--enable-cri", "--restart")
 
 
 def _name_stopped_containers(target: RuntimeTarget, trigger: Trigger | None) -> str:
     """Describe what a restart stops: docker's containers, unless live-restore is on; containerd's continue."""
-    row = target.row
-    if not row.stopped_by_restart or trigger is None or trigger.kind != "restart":
+    runtime = target.runtime
+    if not runtime.stopped_by_restart or trigger is None or trigger.kind != "restart":
         return ""
-    return "" if row.keeps_containers(contents_of_states(target.present), target.desired) else row.stopped_by_restart
+    return (
+        ""
+        if runtime.keeps_containers(contents_of_states(target.present), target.desired)
+        else runtime.stopped_by_restart
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,7 +585,8 @@ def refuse_missing_default_program(target: RuntimeTarget, missing: MissingProgra
     desired = target.desired
     if missing is not None and desired.default and target.is_default_config:
         raise Refused(
-            f"{desired.handler} cannot be the default runtime of {target.row.id}: {missing.program} is not installed",
-            why=f"{target.row.id} could not start any container",
+            f"{desired.handler} cannot be the default runtime of {target.runtime.id}: "
+            f"{missing.program} is not installed",
+            why=f"{target.runtime.id} could not start any container",
             hint=f"install it first, or do not make {desired.handler} the default runtime\n{missing.hint}",
         )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE, KERNEL_ARGUMENTS_FILE, LOCKDOWN, SIG_ENFORCE, SIGNATURE_FILES
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
@@ -39,8 +39,8 @@ def lacks_enrolment(recipe: Recipe, facts: Facts) -> bool:
 
 
 def _has_signed_modules(recipe: Recipe, facts: Facts) -> bool:
-    found = family_of(facts)
-    return isinstance(found, Family) and found.has_signed_modules(recipe.driver.source)
+    family = family_of(facts)
+    return isinstance(family, Family) and family.has_signed_modules(recipe.driver.source)
 
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -50,33 +50,33 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
     if _has_signed_modules(recipe, facts):
-        state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
+        state = "off" if not value_or(facts.secure_boot, True) else "no key of this machine is needed"
         return Planned((), f"{state}: the distribution has signed the driver's modules", is_requested=False)
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
-        has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
+        has_shim = is_at_version(value_or(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IMAGE_ENROLMENT_NOTE,) if has_shim else ()
         return Planned((), "whether it is on is known only once the image boots", notes, is_deferred=True)
-    if facts.module_key is None and known(facts.secure_boot, False):
-        notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
+    if facts.module_key is None and value_or(facts.secure_boot, False):
+        notes = () if value_or(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
         return Planned((), "on; which key signs modules was not captured", notes, is_deferred=True)
     if facts.module_key is None:
         if isinstance(facts.secure_boot, Known):
-            return _refuse_unsignable(facts) or Planned((), "off", is_requested=False)
+            return _find_unsignable_kernel_refusal(facts) or Planned((), "off", is_requested=False)
         return Planned((), f"unknown: {facts.secure_boot.reason}", is_requested=False)
     from gpunode.steps.enrolment import plan_enrolment
 
     return plan_enrolment(facts)
 
 
-def _refuse_unsignable(facts: Facts) -> Refusal | None:
-    """Refuse a kernel that requires signed modules without Secure Boot: it trusts no key that DKMS has.
+def _find_unsignable_kernel_refusal(facts: Facts) -> Refusal | None:
+    """Return the refusal of a kernel that requires signed modules without Secure Boot: it trusts no key of DKMS'.
 
     Without Secure Boot the kernel does not trust shim's keys. Source: security/integrity/platform_certs/
     load_uefi.c, ``load_uefi_certs``.
     """
     why = _explain_signature_policy(facts)
-    if not why or known(facts.loaded_driver, None):
+    if not why or value_or(facts.loaded_driver, None):
         return None
     return Refusal(
         what="this kernel would reject the NVIDIA driver's modules, and the next boot would have no nouveau either",
@@ -106,7 +106,8 @@ def _explain_signature_policy(facts: Facts) -> str:
 
 _ENROLMENT_NOTE: Final = (
     "Secure Boot is on: the kernel loads the modules that DKMS builds only after this machine's key is enrolled, which "
-    f"somebody must confirm at the console during a reboot; `{gpunode('doctor', 'secure-boot-key-not-enrolled')}` "
+    f"somebody must confirm at the console during a reboot; "
+    f"`{gpunode_command('doctor', 'secure-boot-key-not-enrolled')}` "
     "shows the commands"
 )
 _IMAGE_ENROLMENT_NOTE: Final = (

@@ -9,7 +9,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Unknown, known, need
+from gpunode.facts.model import Facts, Unknown, require, value_or
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
@@ -17,11 +17,11 @@ from gpunode.packages import deb
 from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import RUNTIMES, find_runtime
-from gpunode.runtimes.found import list_toolkit_handlers
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import list_toolkit_handlers
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
-from gpunode.steps.selection import refuse_package_without_lock
+from gpunode.steps.packages import held_packages_refusal, wants_container_toolkit
+from gpunode.steps.selection import unlocked_package_refusal
 from gpunode.wording import join_names
 
 TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
@@ -36,13 +36,13 @@ VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the four packages at one version: the recipe's, else the installed one, else the newest."""
     if not wants_container_toolkit(recipe):
-        left = _left_toolkit_notes(facts) if recipe.runtime.name == "none" else ()
-        return Planned((), "the recipe has no container runtime", tuple(left))
-    packages = need(facts.packages, "which packages are installed")
+        leftover_notes = _left_toolkit_notes(facts) if recipe.runtime.name == "none" else ()
+        return Planned((), "the recipe has no container runtime", tuple(leftover_notes))
+    packages = require(facts.packages, "which packages are installed")
     diverted = tuple(deb.note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
     # A diverted program would be diverted again.
     lost = tuple(
-        path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
+        path for path in value_or(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
     )
     wanted = _choose_version(recipe, packages)
     if isinstance(wanted, Refusal):
@@ -51,7 +51,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     present = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
     names = tuple(name for name in TOOLKIT_PACKAGES if name not in present or packages[name].version != wanted)
     if held_packages := [name for name in names if name in packages and packages[name].held]:
-        return refuse_held_packages(held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
+        return held_packages_refusal(held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
         *_changed_config_notes(recipe, facts),
         *_hold_notes(recipe, packages),
@@ -76,18 +76,20 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 def _left_toolkit_notes(facts: Facts) -> Iterator[str]:
     """Yield a note on a toolkit that no runtime of the recipe needs, with the commands that remove it in order."""
-    packages = known(facts.packages, {})
-    installed = [one for one in TOOLKIT_PACKAGES if one in packages and not packages[one].config_files_only]
-    if all(packages[one].auto for one in installed):
+    packages = value_or(facts.packages, {})
+    installed = [
+        package for package in TOOLKIT_PACKAGES if package in packages and not packages[package].config_files_only
+    ]
+    if all(packages[package].auto for package in installed):
         return  # none, or something else requires it
-    rows = (choose_row_if_possible(row, facts) for row in RUNTIMES)
+    rows = (resolve_runtime_if_possible(runtime, facts) for runtime in RUNTIMES)
     edits = [
-        sudo_gpunode("ctk", "runtime", "unconfigure", f"--runtime={row.id}", f"--nvidia-runtime-name={name}")
-        for row in rows
-        for name in list_toolkit_handlers(facts, row)
+        sudo_gpunode("ctk", "runtime", "unconfigure", f"--runtime={runtime.id}", f"--nvidia-runtime-name={name}")
+        for runtime in rows
+        for name in list_toolkit_handlers(facts, runtime)
     ]
     commands = [*map(str, edits), f"sudo {deb.purge_command(list(map(str, installed)))}"]
-    removal = ", then ".join(f"`{one}`" for one in commands)
+    removal = ", then ".join(f"`{command_text}`" for command_text in commands)
     yield f"the container toolkit stays installed, though the recipe has no container runtime; to remove it: {removal}"
 
 
@@ -97,22 +99,22 @@ def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts
     Also beside a change of versions, which does not unpack packages that already have their version.
     """
     purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
-    anew = deb.reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
+    anew = deb.reinstall_change({package: PackageState(version) for package in TOOLKIT_PACKAGES}, purpose)
     # CRI-O drops a handler whose program is missing when it starts.
-    row = find_runtime(recipe.runtime.name)
+    runtime = find_runtime(recipe.runtime.name)
     triggers = frozenset(
-        {Trigger("restart", row.unit)} if row.live_config_source == "crio status" and not facts.is_image else ()
+        {Trigger("restart", runtime.unit)} if runtime.live_config_source == "crio status" and not facts.is_image else ()
     )
     return Planned((replace(anew, triggers=triggers),), purpose)
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each program of the toolkit that something else replaces, perhaps on purpose."""
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     anew = deb.reinstall_command(
         {package: packages[package] for package in TOOLKIT_PACKAGES if is_at_version(packages.get(package), "")}
     )
-    for path in known(facts.replaced_programs, ()):
+    for path in value_or(facts.replaced_programs, ()):
         yield f"{path} is not the program of its package; it may be a wrapper. To restore the package's program: {anew}"
 
 
@@ -123,7 +125,7 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
         return
     if (state := fact.value) is None:
         # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults apply.
-        if fact.probe != PLAN_PROBE_KEY and is_at_version(known(facts.packages, {}).get(CONFIG_PACKAGE), ""):
+        if fact.probe != PLAN_PROBE_KEY and is_at_version(value_or(facts.packages, {}).get(CONFIG_PACKAGE), ""):
             again = sudo_gpunode("ctk", "config", "--in-place")
             yield f"{TOOLKIT_CONFIG_FILE} is missing, so the toolkit uses its own defaults: `{again}` writes it again"
         return
@@ -186,7 +188,7 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
 def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
     """Return the common version of all four in the lock, unless the recipe names another."""
     if missing := [name for name in TOOLKIT_PACKAGES if name not in lock.packages]:
-        return refuse_package_without_lock(lock, missing[0])
+        return unlocked_package_refusal(lock, missing[0])
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
     if len(versions) > 1 or (requested and requested not in versions):
         return Refusal(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, FileState, restrict_writes_to_root
-from gpunode.facts.model import Facts, Known, Unknown, file_matches, need
+from gpunode.facts.model import Facts, Known, Unknown, file_matches, require
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.recipe import Recipe
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE, VOLUME_MOUNTS_KEY
@@ -28,7 +28,7 @@ def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
     fact = facts.file(TOOLKIT_CONFIG_FILE)
     if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
         return _plan_deferred(facts, enabled=enabled)
-    state = need(fact, f"what {TOOLKIT_CONFIG_FILE} holds")
+    state = require(fact, f"what {TOOLKIT_CONFIG_FILE} holds")
     from gpunode.runtimes import toolkit  # loaded on use: most recipes do not ask for it
 
     desired = toolkit.parse_set_options([f"{VOLUME_MOUNTS_KEY}={str(enabled).lower()}"])

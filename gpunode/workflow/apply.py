@@ -23,6 +23,7 @@ from gpunode.change import (
     triggers_of,
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.history import RunRecord, pending_triggers, triggers_done_by
 from gpunode.journal.objects import MAX_BACKUP_BYTES
@@ -34,7 +35,6 @@ from gpunode.package_id import PackageId
 from gpunode.packages import deb
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
-from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, StagePlan, StepPlan
 from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied, Applying, Notice, Observer, Triggered, Triggering
@@ -259,7 +259,11 @@ class Applier:
             held = live_state.read_package_database(self.host).held_unfinished()
         elif named := dict(deb.list_reinstalled(change)):
             packages = live_state.read_package_database(self.host).packages()
-            held = {one: state for one, state in packages.items() if state.held and named.get(one) == state.version}
+            held = {
+                package: state
+                for package, state in packages.items()
+                if state.held and named.get(package) == state.version
+            }
         yield from (PackageChange(package, state, state) for package, state in held.items())
 
     def apply_packages(
@@ -440,9 +444,9 @@ def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent])
     database = live_state.read_package_database(host)
     installed = database.packages()
     touched = database.half_installed() | database.list_unfinished() | live_state.list_journaled_packages(host)
-    rows = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
-    removed = [one for one, change, now in rows if change.after is None and now is None]
-    return removed, [one for one, change, now in rows if change.after is not None and now == change.before]
+    rows = [(intent, change, installed.get(change.id)) for intent, change in changes if change.id.name not in touched]
+    removed = [intent for intent, change, now in rows if change.after is None and now is None]
+    return removed, [intent for intent, change, now in rows if change.after is not None and now == change.before]
 
 
 def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
@@ -451,7 +455,7 @@ def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
     A candidate file that a runtime's parser was reading is not journaled, so every runtime's files are included.
     """
     written = (change.path for change in FileChange.of_kind(run.changes("done", "unknown")))
-    candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
+    candidates = (path for runtime in RUNTIMES if runtime.unit for path in (runtime.config, runtime.drop_in) if path)
     return tuple(dict.fromkeys((*written, *candidates)))
 
 

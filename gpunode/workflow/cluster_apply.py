@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
-from gpunode.command import gpunode
+from gpunode.command import gpunode_command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden
@@ -40,7 +41,6 @@ from gpunode.kubernetes.reconcile import (
     own_taint,
     without_taints,
 )
-from gpunode.values import dataclass
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
 from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents, poll_deletions
 from gpunode.workflow.events import Applied, Applying, Observer
@@ -67,8 +67,8 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         if release.title in changed:
             wait.cluster.helm.require_chart(release.chart_words, release.version)
     common = (on_event, wait.on_progress, wait.check_interrupt)
-    with journal_run(begin) as run, _name_way_back(_ItemApplier(wait.cluster, run, *common)) as applier:
-        for number, group in groupby(plan.changes, key=lambda one: one.wave):
+    with journal_run(begin) as run, _add_rollback_hint(_ItemApplier(wait.cluster, run, *common)) as applier:
+        for number, group in groupby(plan.changes, key=lambda item: item.wave):
             wave = tuple(group)
             try:
                 applier.apply(wave)
@@ -128,7 +128,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         Conflict: an object changed, or an object to be deleted has other owners now; nothing is changed.
     """
     changes = ObjectChange.of_kind(change.change for change in plan.changes)
-    live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
+    live = {object_key(live): live for live in cluster.get([object_ref(change) for change in changes])}
 
     def is_stale(change: ObjectChange) -> bool:
         now = live.get(change.key)
@@ -175,13 +175,13 @@ def journal_run(begin: BeginRun) -> Iterator[Run]:
 
 
 @contextmanager
-def _name_way_back(applier: _ItemApplier) -> Iterator[_ItemApplier]:
+def _add_rollback_hint(applier: _ItemApplier) -> Iterator[_ItemApplier]:
     """Add to an error the command that undoes what was changed before it, if anything was."""
     try:
         yield applier
     except GpunodeError as error:
         if applier.has_changed_cluster:
-            undo = gpunode("rollback", run_label(applier.run.id, "k8s apply"))
+            undo = gpunode_command("rollback", run_label(applier.run.id, "k8s apply"))
             error.hint += f"\nor undo what was changed: {undo}"
         raise
 
@@ -239,7 +239,7 @@ class _ItemApplier:
         """Journal each deletion as done once its object is gone; the rest have failed after the timeout."""
         shown: ObjectKey | None = None
         left: Sequence[Body] = ()
-        references = [object_ref(one.change) for one in self._deleted.values()]
+        references = [object_ref(deletion.change) for deletion in self._deleted.values()]
         for left in poll_deletions(references, self.cluster, self.on_progress):
             present = set(map(object_key, left))
             for key in [key for key in self._deleted if key not in present]:
@@ -273,7 +273,9 @@ def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[No
         yield
     except GpunodeError as error:
         if deleted:
-            error.why += f"; the cluster still deletes {', '.join(one.change.subject for one in deleted.values())}"
+            error.why += (
+                f"; the cluster still deletes {', '.join(deletion.change.subject for deletion in deleted.values())}"
+            )
         raise
 
 
@@ -358,6 +360,6 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     _apply_object(body, cluster, manager)
     for taint in (one for one in now if one not in was):
         cluster.taint(change.name, taint)
-        if [taint] != [own_taint(one) for one in cluster.get([object_ref(change)])]:
+        if [taint] != [own_taint(live) for live in cluster.get([object_ref(change)])]:
             cluster.taint(change.name, f"{taint}-")
             raise _stale_plan_error(change.subject, f"the taint {taint} is removed again")

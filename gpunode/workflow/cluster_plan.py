@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from gpunode.command import command, gpunode
+from gpunode.command import command, gpunode_command
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, explain_rejection, main_error_line
-from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
+from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, check_other_advertisers
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import (
     GPU_PRESENT_LABEL,
@@ -40,9 +41,8 @@ from gpunode.kubernetes.reconcile import (
     plan_items,
     refuse_other_handler,
 )
-from gpunode.kubernetes.render import RenderForm
+from gpunode.kubernetes.render import RenderFormat
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
@@ -110,7 +110,9 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
         refuse_other_cluster(rendered.kind, identity)
     present, notes = _read_live_state(rendered, cluster, identity)
     installed = ((release, find_release_of_chart(release, present.releases)) for release in rendered.releases)
-    releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
+    releases = tuple(
+        replace(release, namespace=it.namespace, name=it.name) if it else release for release, it in installed
+    )
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
     notes = (*notes, *_note_left_releases(releases, cluster), *_note_unread_config(planned_items))
@@ -126,7 +128,7 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
     if any(item.kind in {"DaemonSet", "Helm release"} and item.state == "edit" for item in items):
         with suppress(Forbidden):
             served = cluster.list_metadata("nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
-            if others := [name for one in served if (name := str(one["metadata"]["name"])) not in named]:
+            if others := [name for node in served if (name := str(node["metadata"]["name"])) not in named]:
                 yield (
                     f"These changes also affect {join_names(others, _MAX_NODES_SHOWN)}, which "
                     f"{'has' if len(others) == 1 else 'have'} the label {GPU_PRESENT_LABEL}=true, too: to see how, "
@@ -151,15 +153,19 @@ def find_own_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     Each revision has one. ``helm uninstall --keep-history`` leaves them, the newest with the status ``uninstalled``.
     """
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
-    revisions = sorted((secret["metadata"] for secret in secrets), key=lambda one: int(one["labels"].get("version", 0)))
-    status = {(one["namespace"], one["labels"]["name"]): one["labels"].get("status") for one in revisions}
+    revisions = sorted(
+        (secret["metadata"] for secret in secrets), key=lambda revision: int(revision["labels"].get("version", 0))
+    )
+    status = {
+        (revision["namespace"], revision["labels"]["name"]): revision["labels"].get("status") for revision in revisions
+    }
     return tuple(sorted(place for place, now in status.items() if now != "uninstalled"))
 
 
 def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> Iterator[str]:
     """Yield a note for each release of an earlier recipe, with the command that removes it."""
     with suppress(Forbidden):
-        places = {(one.namespace, one.name) for one in desired}
+        places = {(release.namespace, release.name) for release in desired}
         for namespace, name in find_own_releases(cluster):
             if (namespace, name) not in places:
                 remove = command("helm", "uninstall", name, "--namespace", namespace)
@@ -173,10 +179,10 @@ def _with_pod_problems(
     items: Sequence[PlanItem], present: LiveState, releases: Sequence[ChartRelease], cluster: Cluster
 ) -> Iterator[PlanItem]:
     """Yield the items; add the reason to an unchanged DaemonSet or release whose pods do not run."""
-    live = {object_key(one): one for one in present.live}
+    live = {object_key(body): body for body in present.live}
     same = {item.title for item in items if item.state == "unchanged"}
     found_unready = [*find_unready_releases([release for release in releases if release.title in same], cluster)]
-    unready = {one.release.title: one for one in reversed(found_unready) if one.release}
+    unready = {daemon_set.release.title: daemon_set for daemon_set in reversed(found_unready) if daemon_set.release}
     # The pods may be waiting for a label that is about to be set.
     is_labelled_now = any(item.kind == "Node" and item.change is not None for item in items)
     for item in items:
@@ -204,7 +210,7 @@ def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
             hint=f"add --context={kind.context} to the same command; if the cluster does not exist yet:\n"
-            f"{gpunode('k8s', 'render', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
+            f"{gpunode_command('k8s', 'render', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
 
@@ -215,7 +221,7 @@ def _read_live_state(
     # First, so that a missing Helm fails before thousands of Nodes are read.
     charts = {release.chart for release in rendered.releases}
     releases = cluster.helm.list_releases(charts=charts) if charts else ()
-    objects = cluster.get([one.body for one in rendered.objects])
+    objects = cluster.get([rendered_object.body for rendered_object in rendered.objects])
     refuse_other_handler(rendered, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request instead of one for each
@@ -225,14 +231,16 @@ def _read_live_state(
     refuse_being_deleted(objects)
     workloads = cluster.list("daemonsets.apps", "--all-namespaces")
     operators, unseen = _find_operators(cluster)
-    notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
+    notes = (*check_other_advertisers(rendered, (*workloads, *operators), nodes, releases), *unseen)
     ours = [workload for workload in workloads if is_labelled(workload)]
-    if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
+    if any(rendered_object.kind == "ConfigMap" for rendered_object in rendered.objects) or ours:
         ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     # A dry run needs rights, which nobody should need for unchanged objects.
-    changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
+    changed = [
+        rendered_object for rendered_object in rendered.objects if not is_as_wanted(rendered_object.body, objects)
+    ]
     projected, untested = _dry_run(changed, cluster, objects)
-    if _refuse_node_conflicts(edits, nodes, cluster):
+    if _dry_run_node_edits(edits, nodes, cluster):
         untested = tuple(dict.fromkeys((*untested, _UNTESTED_NOTE)))
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
@@ -284,22 +292,22 @@ def _dry_run(
     Objects of a namespace that does not exist yet are tried in the namespace default, only to find invalid fields: the
     policies and permissions of default say nothing about the new namespace.
     """
-    missing = {one.name for one in rendered if one.kind == "Namespace"} - {
-        one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
+    missing = {rendered_object.name for rendered_object in rendered if rendered_object.kind == "Namespace"} - {
+        body["metadata"]["name"] for body in live if body["kind"] == "Namespace"
     }
-    bodies = [one.body for one in rendered if one.namespace not in missing]
+    bodies = [rendered_object.body for rendered_object in rendered if rendered_object.namespace not in missing]
     result = cluster.dry_run(bodies, field_manager_of(""))
-    untested = [_UNTESTED_NOTE] if _refuse_rejected(result, bodies, cluster) else []
-    untried = [one.body for one in rendered if one.namespace in missing]
-    moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
+    untested = [_UNTESTED_NOTE] if _check_dry_run(result, bodies, cluster) else []
+    untried = [rendered_object.body for rendered_object in rendered if rendered_object.namespace in missing]
+    moved = [{**body, "metadata": {**body["metadata"], "namespace": "default"}} for body in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
-    _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
+    _check_dry_run(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
     note = (
         f"not in the dry run, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
     )
-    for one in messages:
-        if not (_is_field_error(one) or (untested and USER_FORBIDDEN.search(one))):
-            untested.append(f"{note}: {redact(' '.join(one.split()))}")
+    for message in messages:
+        if not (_is_field_error(message) or (untested and USER_FORBIDDEN.search(message))):
+            untested.append(f"{note}: {redact(' '.join(message.split()))}")
     return result.objects, untested
 
 
@@ -311,7 +319,7 @@ def _is_field_error(message: str) -> bool:
     return _FIELD_ERROR_MESSAGE.search(message) is not None and _NAMESPACE_ERROR_MESSAGE.search(message) is None
 
 
-def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> bool:
+def _dry_run_node_edits(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> bool:
     pending = []
     for live in nodes:
         edit = edits[live["metadata"]["name"]]
@@ -320,12 +328,14 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    return _refuse_rejected(cluster.dry_run(pending, field_manager_of("Node")), pending, cluster)
+    return _check_dry_run(cluster.dry_run(pending, field_manager_of("Node")), pending, cluster)
 
 
-def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> bool:
+def _check_dry_run(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> bool:
     """Refuse if the API server rejects an object; return whether it lacked the right to try one."""
-    rejected = [one for one in result.errors if not USER_FORBIDDEN.search(one)]  # not what an admission plugin forbids
+    rejected = [
+        error for error in result.errors if not USER_FORBIDDEN.search(error)
+    ]  # not what an admission plugin forbids
     if not rejected:
         return bool(result.errors)
     messages = "\n".join(rejected)
@@ -334,8 +344,8 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     raise explain_rejection(messages)
 
 
-def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:
-    """Return the plan if the credential permits all of it; refuse it rather than stop halfway."""
+def require_rights(plan: ClusterPlan) -> ClusterPlan:
+    """Return the plan if the credential permits all of it; refuse rather than stop halfway."""
     if not plan.missing_rights:
         return plan
     raise Forbidden(
@@ -355,20 +365,22 @@ def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
     # A role may cover named objects only. Query names only then: thousands of nodes would take minutes.
-    named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
-    denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
-    missing = [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]
+    named = [request for request in needed if request[0] != "create" and (*request[:4], "") in denied]
+    denied_by_name = {request[:4] for request in _list_denied(named, cluster)}
+    missing = [request for request in denied if request[0] == "create" or request[:4] in denied_by_name]
     return ", ".join(f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
     """Return the unique requests that the credential does not permit."""
     unique = tuple(dict.fromkeys(requests))
-    return tuple(one for one, is_allowed in zip(unique, cluster.check_access(unique), strict=True) if not is_allowed)
+    return tuple(
+        request for request, is_allowed in zip(unique, cluster.check_access(unique), strict=True) if not is_allowed
+    )
 
 
 # They undo other edits. Sources: argo-cd common/common.go (ArgoCDSSAManager); fluxcd, "Server-side apply".
-_FORM_BY_GITOPS_MANAGER: Final[Mapping[str, RenderForm]] = {
+_FORM_BY_GITOPS_MANAGER: Final[Mapping[str, RenderFormat]] = {
     "argocd-controller": "argocd",
     "kustomize-controller": "flux",
     "helm-controller": "flux",
@@ -391,7 +403,7 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     what = f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set"
     why = redact("\n".join(lines)) or message
     if form := next((_FORM_BY_GITOPS_MANAGER[one] for one in managers if one in _FORM_BY_GITOPS_MANAGER), None):
-        render = gpunode("k8s", "render", "--format", form, "--output", "FOLDER")
+        render = gpunode_command("k8s", "render", "--format", form, "--output", "FOLDER")
         hint = f"change it in git, where it comes from: render the files again, and commit them:\n{render}"
         return Conflict(what, why=why, hint=hint)
     # Whoever edits a field back to gpunode's value co-owns it, and the object stays when gpunode is removed.

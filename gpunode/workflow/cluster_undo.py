@@ -51,7 +51,7 @@ from gpunode.workflow.cluster_plan import (
     describe_missing_rights,
     find_own_releases,
     refuse_being_deleted,
-    refuse_missing_rights,
+    require_rights,
 )
 from gpunode.workflow.cluster_workloads import describe_namespace_contents, find_class_users
 
@@ -79,7 +79,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     labelled = cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
     own_objects += filter(is_labelled, workloads)
-    changes = [change for one in own_objects if (change := plan_field_removal(one, identity.uid))]
+    changes = [change for body in own_objects if (change := plan_field_removal(body, identity.uid))]
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_plan_release_removals(cluster, identity.uid))
@@ -88,11 +88,11 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
     live = {object_key(body): body for body in own_objects}
     deleted = {change.subject for change in changes if _is_deleted(change, live)} | {item.title for item in releases}
-    changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
+    changes.sort(key=lambda change: (_DELETION_ORDER.index(change.kind), change.subject))
     undone = (_plan_object_undo(change, cluster, live, deleted) for change in changes)
     items, unseen = _keep_used_classes(undone, cluster, deleted)
     plan = ClusterPlan(identity, (*releases, *items), (*skipped, *unseen))
-    return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
+    return require_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
 def _keep_used_classes(
@@ -116,7 +116,11 @@ def _keep_used_classes(
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
     """Yield the removals of the releases that gpunode made."""
     places = find_own_releases(cluster)
-    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=places)} if places else {}
+    releases = (
+        {(release.namespace, release.name): release for release in cluster.helm.list_releases(places=places)}
+        if places
+        else {}
+    )
     for namespace, name in places:
         argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
         if live := releases.get((namespace, name)):
@@ -139,16 +143,16 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     identity = cluster.identify()
     undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
     changes, commands = ObjectChange.of_kind(undone), CommandChange.of_kind(undone)
-    for recorded in {*(change.cluster for change in changes), *(one.cluster for one in commands)}:
+    for recorded in {*(change.cluster for change in changes), *(change.cluster for change in commands)}:
         _refuse_other_cluster(run_label(run, "k8s rollback"), recorded, identity)
-    live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
+    live = {object_key(body): body for body in cluster.get([object_ref(change) for change in changes])}
     refuse_being_deleted(live[change.key] for change in changes if change.after is not None and change.key in live)
     _refuse_edited(changes, live, cluster)
     # A Node that left the cluster took its labels along.
     gone = [change for change in changes if change.kind == "Node" and change.key not in live]
     skipped = tuple(f"{change.subject}: it is no longer in this cluster" for change in gone)
     pending: dict[Change, ObjectChange] = {}
-    for change in (one for one in changes if one not in gone):
+    for change in (change for change in changes if change not in gone):
         # Start from the current object: its fields may have gained owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
@@ -157,13 +161,17 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
             pending[change] = replace(change_now, before=fields_before(change_now, now))
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {}
-    for release in (one for one in commands if release_needs_undo(one, revisions)):
+    for release in (change for change in commands if release_needs_undo(change, revisions)):
         is_made = release.undo is not None and release.undo[1] == "uninstall"
         state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
         why = "gpunode released it" if state == "delete" else "as it was before that run"
         steps[release] = PlanItem("Helm release", *release_of_command(release.argv), state, why, 0, release)
-    installs = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
-    present = [place for command_change in installs if (place := release_of_command(command_change.argv)) in revisions]
+    installs = [change for change in commands if "uninstall" in (change.argv[1], *(change.undo or ())[1:2])]
+    present = [
+        release_ref
+        for command_change in installs
+        if (release_ref := release_of_command(command_change.argv)) in revisions
+    ]
     ours = find_own_releases(cluster) if present else ()
     if foreign := next((one for one in present if one not in ours), None):
         raise Conflict(
@@ -174,10 +182,10 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
         step.title for step in steps.values() if step.state == "delete"
     }
-    steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
+    steps |= {change: _plan_object_undo(now, cluster, live, deleted) for change, now in pending.items()}
     items, unseen = _keep_used_classes((steps[change] for change in undone if change in steps), cluster, deleted)
     plan = ClusterPlan(identity, items, (*skipped, *unseen))
-    return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
+    return require_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
 def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) -> None:
@@ -205,8 +213,8 @@ def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) ->
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     if change.after is not None or change.shared:
         return False
-    one = live.get(change.key)
-    return one is None or not is_applied_client_side(one)
+    body = live.get(change.key)
+    return body is None or not is_applied_client_side(body)
 
 
 def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
@@ -280,9 +288,9 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
         return replace(item, state="foreign", note=f"stays: it also holds {others}")
-    one = live.get(change.key)
-    if state == "delete" and one:
-        item = replace(item, why=f"{why}{describe_lost_edits(one)}")
-    is_released = change.after is None and change.shared and change.kind != "Node" and one is not None
-    note = f"stays: {describe_owners(one)}; gpunode only releases its fields" if is_released and one else ""
+    body = live.get(change.key)
+    if state == "delete" and body:
+        item = replace(item, why=f"{why}{describe_lost_edits(body)}")
+    is_released = change.after is None and change.shared and change.kind != "Node" and body is not None
+    note = f"stays: {describe_owners(body)}; gpunode only releases its fields" if is_released and body else ""
     return replace(item, change=change, note=note)

@@ -11,19 +11,13 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.check import Check
-from gpunode.command import Command, command, gpunode
+from gpunode.command import Command, command, gpunode_command
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.cluster import Cluster, DryRunResult
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
-from gpunode.kubernetes.live_checks import find_first_pod_problem
-from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
-from gpunode.kubernetes.objects import TEST_POD_NAME
-from gpunode.kubernetes.owned import explain_deletion, object_title
-from gpunode.kubernetes.reconcile import note_untolerated_taints
-from gpunode.kubernetes.render import render_cluster, select_member_nodes
-from gpunode.kubernetes.sharing import SharingConfig, choose_configs
-from gpunode.kubernetes.trials import (
+from gpunode.kubernetes.gpu_test_pods import (
     RUN_LABEL,
     GpuTestPod,
     GpuTestPodResult,
@@ -37,10 +31,16 @@ from gpunode.kubernetes.trials import (
     make_test_pods,
     own_by_job,
 )
+from gpunode.kubernetes.live_checks import find_first_pod_problem
+from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
+from gpunode.kubernetes.objects import TEST_POD_NAME
+from gpunode.kubernetes.owned import explain_deletion, object_title
+from gpunode.kubernetes.reconcile import note_untolerated_taints
+from gpunode.kubernetes.render import render_cluster, select_member_nodes
+from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.user_pod import with_common_cdi_choice
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
-from gpunode.values import dataclass
 from gpunode.workflow.cluster_plan import refuse_other_cluster
 from gpunode.workflow.cluster_workloads import poll_deletions
 from gpunode.workflow.verify import VerifyReport
@@ -101,7 +101,7 @@ class ClusterVerification:
         """Check the nodes for which the cluster was rendered; see ``run``."""
         nodes = {node.name: node for node in self.nodes if node.gpus}
         refs = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node}} for edit in rendered.nodes]
-        live = {str(one["metadata"]["name"]): one for one in self.cluster.get(refs)}
+        live = {str(body["metadata"]["name"]): body for body in self.cluster.get(refs)}
         ready = {name: body for name, body in live.items() if not live_checks.explain_node_not_ready(body)}
         checks = [live_checks.check_node(edit, live.get(edit.node), self.apply_command) for edit in rendered.nodes]
         checks += [
@@ -127,7 +127,10 @@ class ClusterVerification:
         pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], self.apply_command) for ran in results]
         # A pod with a log was started through the handler, whether or not it found a GPU.
         through = {ran.test_pod.node for ran in results if ran.log and "runtimeClassName" in ran.test_pod.pod["spec"]}
-        checks = [confirm_handler_by_test_pod(one, through) if one.id.startswith("handler/") else one for one in checks]
+        checks = [
+            confirm_handler_by_test_pod(check, through) if check.id.startswith("handler/") else check
+            for check in checks
+        ]
         shared = [ran for ran in results if ran.test_pod.purpose == "shared"]
         pod_checks += [
             check_sharing(name, [ran for ran in shared if ran.test_pod.node == name])
@@ -211,14 +214,17 @@ class ClusterVerification:
         """Run ``test_pods`` until they end, delete them, and return the results."""
         self.check_interrupt()
         with self._create_test_pods(test_pods) as created:
-            names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
+            names = {str(body["metadata"]["name"]) for body in created.objects if body["kind"] == "Pod"}
             waiting = [test_pod for test_pod in test_pods if test_pod.name in names]
             results = self._wait_for_pods(waiting) if waiting else {}
-            explained_results = {one.name: self._add_explanation(results[one.name], nodes[one.node]) for one in waiting}
+            explained_results = {
+                test_pod.name: self._add_explanation(results[test_pod.name], nodes[test_pod.node])
+                for test_pod in waiting
+            }
 
         def describe_rejected(test_pod: GpuTestPod) -> GpuTestPodResult:
-            own = [text for text in created.errors if test_pod.name in text]
-            why = next(iter(own or created.errors), "the API server reported no status")
+            errors = [text for text in created.errors if test_pod.name in text]
+            why = next(iter(errors or created.errors), "the API server reported no status")
             return GpuTestPodResult(test_pod, {}, 0.0, error=why)
 
         return tuple(explained_results.get(test_pod.name) or describe_rejected(test_pod) for test_pod in test_pods)
@@ -271,7 +277,7 @@ class ClusterVerification:
         results: dict[str, GpuTestPodResult] = {}
         while True:
             listed = self.cluster.list("pods", "--namespace", namespace, "--selector", selector)
-            pods = {str(one["metadata"]["name"]): one for one in listed}
+            pods = {str(pod["metadata"]["name"]): pod for pod in listed}
             seconds = time.monotonic() - began
             for test_pod in test_pods:
                 if test_pod.name not in results or not has_pod_ended(results[test_pod.name].pod):
@@ -355,6 +361,6 @@ def _diagnose_log(pod: Body, log: str) -> str:
     diagnosis = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
     if diagnosis.roots:
         root = diagnosis.roots[0]
-        return f"{root.summary} (see {gpunode('doctor', root.cause)})"
+        return f"{root.summary} (see {gpunode_command('doctor', root.cause)})"
     causes = [suspect.cause for suspect in diagnosis.suspects if suspect.citations]
     return f"one of these causes: {', '.join(causes)}" if causes else ""

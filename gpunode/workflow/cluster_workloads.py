@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden, main_error_line
@@ -21,7 +22,6 @@ from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
-from gpunode.values import dataclass
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
@@ -102,7 +102,7 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
     """Yield the DaemonSets of these releases whose pods do not run, and those missing from a release."""
     if releases:
         daemon_sets = find_release_daemon_sets(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
-        yield from (one for one in daemon_sets if not one.is_running)
+        yield from (daemon_set for daemon_set in daemon_sets if not daemon_set.is_running)
 
 
 def explain_unready(daemon_set: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
@@ -123,18 +123,18 @@ def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProg
 
     A recreated object counts as gone; as in kubectl, so does one that the credential may not read.
     """
-    began, total, left = time.monotonic(), len(bodies), bodies
+    began, total, remaining = time.monotonic(), len(bodies), bodies
     while True:
-        left = [live for live in _read_permitted(left, cluster) if "deletionTimestamp" in live["metadata"]]
-        yield left
+        remaining = [live for live in _read_permitted(remaining, cluster) if "deletionTimestamp" in live["metadata"]]
+        yield remaining
         seconds = time.monotonic() - began
-        if not left or seconds > _DELETION_TIMEOUT_S:
+        if not remaining or seconds > _DELETION_TIMEOUT_S:
             return
         if seconds > _USUAL_DELETION_S:
-            why, _ = explain_deletion(left[0]) or ("", "")
-            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
-            waits_for = f"up to {_DELETION_TIMEOUT_S:.0f} s: {object_title(left[0])} ({why}){more}"
-            on_progress(Progress("wait", 100.0 * (1 - len(left) / total), waits_for))
+            why, _ = explain_deletion(remaining[0]) or ("", "")
+            more = f", and {len(remaining) - 1} more" if len(remaining) > 1 else ""
+            waits_for = f"up to {_DELETION_TIMEOUT_S:.0f} s: {object_title(remaining[0])} ({why}){more}"
+            on_progress(Progress("wait", 100.0 * (1 - len(remaining) / total), waits_for))
         time.sleep(_POLL_INTERVAL_S)
 
 
@@ -181,11 +181,11 @@ def find_class_users(
             unseen[kind.partition(".")[0]] = main_error_line(error.why)
             continue
         users += [
-            object_title(one)
-            for one in found
-            if not is_labelled(one) and not _FINISHED_STATES & {*one["state"].split()}
-            if not _POD_OWNERS & {(it["apiVersion"], it["kind"]) for it in one["metadata"].get("ownerReferences", ())}
-            if f"Helm release {release_of(one)}" not in removed
+            object_title(user)
+            for user in found
+            if not is_labelled(user) and not _FINISHED_STATES & {*user["state"].split()}
+            if not _POD_OWNERS & {(it["apiVersion"], it["kind"]) for it in user["metadata"].get("ownerReferences", ())}
+            if f"Helm release {release_of(user)}" not in removed
         ]
     return users, unseen
 
@@ -222,12 +222,14 @@ def describe_namespace_contents(
     except GpunodeError as error:
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
-    uids = frozenset(str(one["metadata"].get("uid", "")) for one in items)
+    uids = frozenset(str(body["metadata"].get("uid", "")) for body in items)
     remaining = [
-        one for one in items if _is_namespace_content(one, uids) and removed.isdisjoint(_object_and_release_titles(one))
+        body
+        for body in items
+        if _is_namespace_content(body, uids) and removed.isdisjoint(_object_and_release_titles(body))
     ]
     # A kind of two API groups is listed twice.
-    titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))
+    titles = list(dict.fromkeys(f"{body['kind']} {body['metadata']['name']}" for body in remaining))
     yield from titles[:_MAX_NAMESPACE_OBJECTS_SHOWN]
     if len(titles) > _MAX_NAMESPACE_OBJECTS_SHOWN:
         yield f"{len(titles) - _MAX_NAMESPACE_OBJECTS_SHOWN} more"
@@ -243,8 +245,8 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _DEFAULT_OBJECTS
     belongs = any(
-        one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
-        for one in metadata.get("ownerReferences") or ()
+        owner.get("uid") in uids or str(owner.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
+        for owner in metadata.get("ownerReferences") or ()
     )
     # Tokens of a default ServiceAccount do not count either.
     account = (metadata.get("annotations") or {}).get("kubernetes.io/service-account.name", "")

@@ -15,9 +15,10 @@ from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
-from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown, value_or
 from gpunode.facts.probes import LSPCI_PROBE, list_probes, standalone_kubelet_probe
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Refusal, Stage, Step, StepOutcome
 from gpunode.package_id import PackageId
@@ -26,8 +27,8 @@ from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.runtimes.found import probe_states
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import probe_states
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps import mig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, SERVICES_STOP_FIRST_REASON, plan_service_stops
 from gpunode.steps.detect import DETECT_STEP
@@ -35,7 +36,6 @@ from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
 from gpunode.steps.table import STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE
-from gpunode.values import dataclass
 
 # Larger than the usual number of commands, so that a hanging one does not delay the others.
 _MAX_PARALLEL_PROBES = 64
@@ -149,28 +149,28 @@ def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool 
     if not image and not isinstance(devices, Known):
         ask(LSPCI_PROBE)
         devices = derive_devices(evidence)
-    listed: tuple[PciDevice, ...] = () if image else known(devices, ())
+    listed: tuple[PciDevice, ...] = () if image else value_or(devices, ())
     if any(device.vendor == MELLANOX_VENDOR_ID for device in listed):
         from gpunode.facts.bridges import bridge_probe
 
         if probe := bridge_probe(listed):
             ask(probe)
-    if not image and known(read_secure_boot(evidence), False):
+    if not image and value_or(read_secure_boot(evidence), False):
         from gpunode.facts.module_key import probe_module_key
 
         probe_module_key(evidence, ask)
-    for row in _runtimes_to_read(evidence, image=image):
+    for runtime in _runtimes_to_read(evidence, image=image):
         with suppress(GpunodeError):  # the step that needs the file reports it
-            probe_states(ask, row, DesiredConfig())
+            probe_states(ask, runtime, DesiredConfig())
     return evidence
 
 
 def _runtimes_to_read(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     """Yield the runtimes, and the containerd of a Kubernetes distribution that the kubelet uses."""
     facts = derive_kubelet_facts(evidence, image=image)
-    for row in RUNTIMES:
-        yield row
-        if (place := choose_row_if_possible(row, facts)) is not row:
+    for runtime in RUNTIMES:
+        yield runtime
+        if (place := resolve_runtime_if_possible(runtime, facts)) is not runtime:
             yield place
 
 
@@ -237,7 +237,7 @@ def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
     """Yield a note for each gpunode file that is still in effect, with the commands that remove it and its packages."""
     for path in (*step.files, *step.folder_files):
         name = path.rpartition("/")[2]
-        if not name.startswith("gpunode-") or known(facts.file(path), None) is None:
+        if not name.startswith("gpunode-") or value_or(facts.file(path), None) is None:
             continue
         stop = command("sudo", "rm", path)
         if name.endswith(".service"):
@@ -245,8 +245,8 @@ def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
             if not isinstance(unit, Known) or not (unit.value.state.enabled or unit.value.state.active):
                 continue
             stop = command("sudo", "systemctl", "disable", "--now", name)
-        left = _list_installed_packages(step, facts)
-        purge = f"; if nothing else needs its packages: `sudo {deb.purge_command(left)}`" if left else ""
+        packages = _list_installed_packages(step, facts)
+        purge = f"; if nothing else needs its packages: `sudo {deb.purge_command(packages)}`" if packages else ""
         yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`{purge}"
 
 
@@ -254,7 +254,7 @@ def _list_installed_packages(step: Step, facts: Facts) -> tuple[str, ...]:
     """Return the names of the installed packages of ``step``, without mere dependencies."""
     if step.packages is None:
         return ()
-    installed = known(facts.packages, {}).items()
+    installed = value_or(facts.packages, {}).items()
     requested = (package for package, state in installed if not (state.auto or state.config_files_only))
     return tuple(sorted(map(str, filter(step.packages.is_owned, requested))))
 
@@ -339,7 +339,12 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield the configuration files that a runtime's or the toolkit's new package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.exists_after and not change.exists_before}
-    shipped = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
+    shipped = [
+        (runtime.config, name)
+        for runtime in RUNTIMES
+        for name in sorted(runtime.config_packages)
+        if PackageId(name) in new
+    ]
     shipped += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
     for path, name in shipped:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:

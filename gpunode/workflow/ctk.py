@@ -11,16 +11,16 @@ from gpunode.container_runtimes import explain_missing_client
 from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Unit
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime, find_runtime
 from gpunode.steps.runtime import plan_reread
-from gpunode.values import dataclass
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
+from gpunode.workflow.ctk_plan import CtkPlan, cdi_only_recipe
 from gpunode.workflow.disruption import DOCKER_UNREACHABLE_ERROR, refuse_running_containers
-from gpunode.workflow.edits import CtkPlan, cdi_only_recipe
 from gpunode.workflow.events import Observer
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
@@ -72,12 +72,16 @@ def has_systemd(host: HostView) -> bool:
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, result: EditResult) -> bool:
     """Return whether the daemon was not reloaded although it may run, as its socket exists."""
-    return any(one.skipped for one in result.trigger_results) and not has_systemd(host) and has_socket(host, plan)
+    return (
+        any(trigger_result.skipped for trigger_result in result.trigger_results)
+        and not has_systemd(host)
+        and has_socket(host, plan)
+    )
 
 
 def has_socket(host: HostView, plan: CtkPlan) -> bool:
     """Return whether the runtime's socket exists, so that its daemon may run."""
-    socket = plan.target.row.socket if plan.target else ""
+    socket = plan.target.runtime.socket if plan.target else ""
     return bool(socket) and bool(host.run_probe(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
@@ -89,7 +93,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         Undetermined: the daemon does not report what runs.
     """
     if plan.planned.stopped_workloads and plan.target:
-        refuse_running_containers(plan.target.facts.unit(plan.target.row.unit), host)
+        refuse_running_containers(plan.target.facts.unit(plan.target.runtime.unit), host)
 
 
 def apply_edit(
@@ -152,7 +156,7 @@ class ConfigStatus:
     failed: bool = False
 
 
-def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigStatus:
+def check_cdi_devices(host: HostView, runtime: Runtime, *, image: bool) -> ConfigStatus:
     """Compare the CDI specification with what containers request.
 
     Raises:
@@ -162,7 +166,7 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
 
     if image:
         return ConfigStatus(unverified="nothing runs in an image")
-    checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host), host))
+    checks = tuple(cdi_checks(cdi_only_recipe(runtime), survey(host), host))
     wrong = "; ".join(check.detail for check in checks if check.status == "failed")
     if wrong or any(check.status == "passed" for check in checks):
         return ConfigStatus(difference=wrong)

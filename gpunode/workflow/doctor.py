@@ -13,7 +13,7 @@ from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import LayerState, does_driver_answer, stack_layers
-from gpunode.diagnoses.unknown_errors import find_told_failure, find_unknown_error
+from gpunode.diagnoses.unknown_errors import find_described_failure, find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
@@ -27,9 +27,9 @@ from gpunode.facts.follow_ups import (
 )
 from gpunode.facts.items import is_denial
 from gpunode.facts.probes import LSPCI_PROBE, list_probes
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -173,7 +173,7 @@ def diagnose_evidence(evidence: Evidence) -> Examination:
     diagnosis = diagnose(snapshot, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(suspect.citations for suspect in diagnosis.suspects)):
         doubt = find_unknown_error(snapshot) or (
-            find_told_failure(snapshot) if works else _missing_evidence_question(snapshot)
+            find_described_failure(snapshot) if works else _missing_evidence_question(snapshot)
         )
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(TRUNCATION_KEY)) is not None:

@@ -13,7 +13,7 @@ from gpunode.check import Check, CheckStatus
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.model import Facts, Known, Unknown, value_or
 from gpunode.facts.nvml import Gpu, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, UnreadNvmlValue
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -106,7 +106,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
     # An upgrade counts every installed version as outdated; here the question is what it has led to.
     strays = mismatched_packages(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for stray in strays:
-        what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
+        what = f"{stray} is {value_or(facts.packages, {})[stray].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "change it to the driver's version:\nsudo gpunode setup")
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "")
@@ -127,7 +127,7 @@ def _library_hint(library: Literal["libcuda1", "libnvidia-ml1"], recipe: Recipe,
 
     setup looks at packages, not at their files, so it would find nothing to do where the package is there.
     """
-    if packages := packages_with_library(library, known(facts.packages, {})):
+    if packages := packages_with_library(library, value_or(facts.packages, {})):
         anew = deb.reinstall_command(packages)
         return f"its package is installed: reinstall it, then check what the loader finds:\nsudo {anew}\nldconfig -p"
     if _managed_driver(recipe, facts):
@@ -151,7 +151,7 @@ def _driver_package_version(recipe: Recipe, facts: Facts, driver: WantedDriver |
     """Return the version of the driver's kernel modules, or else of its first installed package; None without one."""
     if driver is None:
         return None
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     named = (PackageId(driver.family.dkms_package(driver.chosen)), *driver.packages(recipe))
     return next((packages[package].version for package in named if is_at_version(packages.get(package), "")), None)
 
@@ -160,7 +160,7 @@ def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Chec
     """Yield the check of /dev/nvidiactl and of a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
-    nodes, layout = facts.device_nodes.value, known(facts.layout, None)
+    nodes, layout = facts.device_nodes.value, value_or(facts.layout, None)
     # In a container whose GPUs do not include the first, NVML's indices differ from the device files' numbers.
     is_complete = sum(path.removeprefix("/dev/nvidia").isdecimal() for path in nodes) >= len(inventory.gpus)
     minors = () if is_complete else (layout and layout.minors) or [gpu.index for gpu in inventory.gpus]

@@ -7,9 +7,9 @@ from typing import Final, TypeAlias
 
 from gpunode.change import Change, Trigger
 from gpunode.facts.model import Facts
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import TriggerResult
 from gpunode.recipe import Recipe
-from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan
 
 

@@ -12,7 +12,7 @@ from gpunode.command import sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
 from gpunode.facts.nvml import NvmlInventory
 from gpunode.facts.patterns import Pattern
 from gpunode.host.port import HostView
@@ -107,14 +107,14 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
         yield check("passed", f"by the checksums of {', '.join(map(str, packages))}")
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
-    installed = known(facts.packages, {})
+    installed = value_or(facts.packages, {})
     reinstall = deb.reinstall_command({package: installed[package] for package in changed})
     hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
     yield check("failed", f"changed or missing: {named}", hint)
 
 
 def _packages_to_check(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
-    installed = known(facts.packages, {})
+    installed = value_or(facts.packages, {})
     for package in sorted(installed):
         is_of_toolkit = wants_container_toolkit(recipe) and package in TOOLKIT_PACKAGES
         is_of_driver = not package.arch and _DRIVER_LIBRARY_PACKAGE.fullmatch(package.name) is not None
@@ -201,27 +201,27 @@ def make_container_check(
 
     check = partial(Check, "container", CONTAINER_TITLE)
 
-    def run(inventory: NvmlInventory, row: Runtime) -> Check:
-        commands = _container_commands(row, read_effective_config)
+    def run(inventory: NvmlInventory, runtime: Runtime) -> Check:
+        commands = _container_commands(runtime, read_effective_config)
         if commands is None:
             hint = "start a pod that requests nvidia.com/gpu"
-            return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
+            return check("skipped", f"{runtime.id} runs containers only for a kubelet", hint)
         result = container.check_container(runner, commands, inventory.uuids)
-        seen = f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {row.id}"
-        left = (f"left behind: {command_and_reason}" for command_and_reason in result.leftovers)
-        detail = "; ".join((*(result.problems or (seen,)), *left))
+        seen = f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {runtime.id}"
+        leftover_notes = (f"left behind: {command_and_reason}" for command_and_reason in result.leftovers)
+        detail = "; ".join((*(result.problems or (seen,)), *leftover_notes))
         return check("passed", detail) if result.passed else check("failed", detail, str(sudo_gpunode("doctor")))
 
     return run
 
 
-def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
+def _container_commands(runtime: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
     import secrets  # loaded on use, like the next
 
     from gpunode.host import container
 
     token = secrets.token_hex(4)  # so that concurrent checks do not remove each other's image
-    match row.container_client:
+    match runtime.container_client:
         case "kubelet":
             return None
         case "docker run":
@@ -230,6 +230,6 @@ def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig
             return container.podman_commands(token)
         case "ctr run":
             # Use the binary that the runtime's own configuration names, so that a wrong one shows.
-            configured = read_effective_config(row.id)
+            configured = read_effective_config(runtime.id)
             binary = configured.handlers.get("nvidia", "") if configured else ""
             return container.containerd_commands(token, **({"binary": binary} if binary else {}))

@@ -25,13 +25,13 @@ from gpunode.diagnoses.stack import State
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import reports
 from gpunode.host.bugs import save_rule_tracebacks
 from gpunode.host.capture import CaptureHost
 from gpunode.outcome import Blocked, Refusal
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, redact_recursively
-from gpunode.values import dataclass
 from gpunode.workflow import parallel_jobs
 from gpunode.workflow.doctor import Examination, Verdict, diagnose_evidence
 from gpunode.workflow.plan import plan
@@ -116,16 +116,16 @@ class FleetRow:
 
 
 def fleet_rows(
-    found: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None
+    reports: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None
 ) -> Iterator[FleetRow]:
     """Yield a row for each report, in order, as soon as it is known; rows are not compared with each other yet.
 
     ``census`` counts the readable reports. Without a ``recipe`` no drift is reported.
     """
     rules_by_cause()  # loaded once here instead of by every process
-    readable = [report for report in found if not report.problem]
+    readable = [report for report in reports if not report.problem]
     outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe))
-    for report in found:
+    for report in reports:
         outcome = parallel_jobs.JobFailure(report.problem) if report.problem else next(outcomes)
         if isinstance(outcome, parallel_jobs.JobFailure):
             yield FleetRow(report.name, report.path, "unreadable", error=outcome.why)
@@ -216,12 +216,14 @@ def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tup
         if group.reference is not None
         for node, places in group.outliers.items()
     ]
-    found: dict[str, tuple[Deviation, ...]] = defaultdict(tuple)
+    deviations: dict[str, tuple[Deviation, ...]] = defaultdict(tuple)
     for pair, outcome in zip(pairs, parallel_jobs.run_parallel(pairs, _find_deviations), strict=True):
         if not isinstance(outcome, parallel_jobs.JobFailure):
-            found[pair.node] = outcome
+            deviations[pair.node] = outcome
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
-    return tuple(replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in rows)
+    return tuple(
+        replace(row, differences=deviations[row.report], model=models.get(row.report, row.model)) for row in rows
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +241,16 @@ def _find_deviations(pair: _OutlierComparison) -> tuple[Deviation, ...]:
         _reference_snapshot(pair.reference), _read_redacted_snapshot(pair.path), Diagnosis((), ())
     ).differences
     outliers = (
-        Deviation(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
-        for one in differences
-        if (one.trait, one.name) in pair.places
+        Deviation(
+            difference.title,
+            difference.name,
+            difference.good,
+            difference.bad,
+            difference.why,
+            pair.places[difference.trait, difference.name],
+        )
+        for difference in differences
+        if (difference.trait, difference.name) in pair.places
     )
     return redact_recursively(tuple(outliers)[:_MAX_OUTLIER_DIFFERENCES])
 
@@ -336,7 +345,8 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
         causes=tally_causes(rows),
         differences=tuple(_group_outliers(rows)),
         drift=tuple(
-            DriftGroup(one, names) for one, names in _group_reports((drift, row) for row in rows for drift in row.drift)
+            DriftGroup(drift_entry, names)
+            for drift_entry, names in _group_reports((drift, row) for row in rows for drift in row.drift)
         ),
         not_compared=_skipped_nodes((row.not_compared, row) for row in rows if row.not_compared),
         unreadable=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
@@ -344,7 +354,11 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
         layers={
             id_: counted for id_ in STACK_LAYERS if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))
         },
-        spread={axis: found for axis in AXES if (found := _count_values(row.versions.get(axis, "") for row in rows))},
+        spread={
+            axis: count_by_version
+            for axis in AXES
+            if (count_by_version := _count_values(row.versions.get(axis, "") for row in rows))
+        },
         models=_count_values(row.model for row in rows),
     )
 
@@ -377,8 +391,8 @@ def _group_outliers(rows: Sequence[FleetRow]) -> Iterator[OutlierGroup]:
     """Yield the outliers by their most telling difference; omit broken nodes, since their cause explains them."""
     odd = [row for row in rows if row.differences and row.status != "problem"]
     more = {row.report: len(row.differences) - 1 for row in odd}
-    for one, names in _group_reports((row.differences[0], row) for row in odd):
-        yield OutlierGroup(one, names, min(more[name] for name in names))
+    for deviation, names in _group_reports((row.differences[0], row) for row in odd):
+        yield OutlierGroup(deviation, names, min(more[name] for name in names))
 
 
 def _skipped_nodes(reasons: Iterable[tuple[str, FleetRow]]) -> tuple[SkippedNodes, ...]:

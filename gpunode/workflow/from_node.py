@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.catalog.gpus import GpuModel
 from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES, Family
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
 from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
 from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import RUNTIMES, Runtime
-from gpunode.runtimes.found import inspect_from_facts
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import inspect_from_facts
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
 from gpunode.steps.detect import DETECT_STEP
@@ -45,7 +45,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         Refused: the node has no GPU of its own, or some packages are only half installed, which no recipe allows.
         Undetermined: evidence that a step needs is missing.
     """
-    toolkit = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
+    toolkit = value_or(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
     recipe = Recipe(
         name="from-node",
         description="written from a node as it was found",
@@ -64,24 +64,24 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
     if isinstance(DETECT_STEP.plan(recipe, facts), Refusal):
         # In a vGPU guest or a container, gpunode does not install the driver.
         recipe = replace(recipe, driver=Driver(version="none"))
-    while left := _step_ids_to_skip(recipe, facts, host):
-        recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
+    while skipped_ids := _step_ids_to_skip(recipe, facts, host):
+        recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *skipped_ids}))
     return recipe
 
 
 def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
     """Return the steps that would change something or refuse; a refusal hides the steps after it."""
     plans = plan(recipe, facts, host)
-    left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
-    if DETECT_STEP.id in left:
+    step_ids = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
+    if DETECT_STEP.id in step_ids:
         raise_refusal(plans)
-    if REPAIR_STEP.id in left:
+    if REPAIR_STEP.id in step_ids:
         raise Refused(
             "a package change was interrupted on this node, so some packages are only half installed",
             why=deb.REPAIR_COMMAND.purpose,
             hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
-    return frozenset(left)
+    return frozenset(step_ids)
 
 
 def _detect_driver(facts: Facts) -> Driver:
@@ -89,7 +89,7 @@ def _detect_driver(facts: Facts) -> Driver:
 
     Return ``none`` if no set of driver packages that gpunode knows is complete.
     """
-    present = find_models(known(facts.devices, ()))
+    present = find_models(value_or(facts.devices, ()))
     family = family_of(facts)
     if not isinstance(family, Family) or not present:
         return Driver(version="none")
@@ -97,7 +97,7 @@ def _detect_driver(facts: Facts) -> Driver:
         for source, flavour, scope in product(_DRIVER_SOURCES_TO_TRY, _FLAVOURS_TO_TRY, _SCOPES_TO_TRY):
             desired = Driver(version=str(branch), kernel_module_type=flavour, scope=scope, source=source)
             chosen = choose_from_source(facts, present, desired)
-            if isinstance(chosen, Choice) and is_chosen_driver_installed(
+            if isinstance(chosen, DriverChoice) and is_chosen_driver_installed(
                 facts, chosen, Recipe("probe", driver=desired)
             ):
                 return replace(
@@ -109,7 +109,7 @@ def _detect_driver(facts: Facts) -> Driver:
 
 
 def _auto_if_same_flavour(
-    facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice
+    facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: DriverChoice
 ) -> KernelModuleType:
     """Return ``auto`` if it selects the same flavour, so that the recipe sets no more than necessary."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
@@ -124,10 +124,10 @@ def _detect_persistence(facts: Facts) -> bool:
 
 def _detect_runtime(facts: Facts) -> RuntimeSettings:
     """Return the first runtime configured with NVIDIA's handler; else podman, if it finds CDI devices."""
-    for row in RUNTIMES:
-        if (found := _configured_runtime(choose_row_if_possible(row, facts), facts)) is not None:
-            return found
-    podman = known(facts.packages, {}).get(PackageId("podman"))
+    for runtime in RUNTIMES:
+        if (settings := _configured_runtime(resolve_runtime_if_possible(runtime, facts), facts)) is not None:
+            return settings
+    podman = value_or(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
     return (
         RuntimeSettings("podman", install="never")
@@ -138,38 +138,40 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
 
 def note_unread_runtimes(facts: Facts) -> Iterator[str]:
     """Yield which runtimes' configuration could not be read, and what that means for the recipe."""
-    for row in (choose_row_if_possible(runtime, facts) for runtime in RUNTIMES):
-        if _is_on_node(row, facts) and (error := _reading_error(row, facts)):
+    for runtime in (resolve_runtime_if_possible(runtime, facts) for runtime in RUNTIMES):
+        if _is_on_node(runtime, facts) and (error := _reading_error(runtime, facts)):
             again = ": run the same command as root" if isinstance(error, Undetermined) else ""
-            yield f"{error.what} ({error.why}); if {row.id} has an nvidia runtime, this recipe lacks it{again}"
+            yield f"{error.what} ({error.why}); if {runtime.id} has an nvidia runtime, this recipe lacks it{again}"
 
 
-def _is_on_node(row: Runtime, facts: Facts) -> bool:
-    packages, fact = known(facts.packages, {}), facts.unit(row.unit)
-    states = (packages.get(PackageId(name)) for name in row.packages)
-    return any(one and not one.config_files_only for one in states) or (isinstance(fact, Known) and fact.value.exists)
+def _is_on_node(runtime: Runtime, facts: Facts) -> bool:
+    packages, fact = value_or(facts.packages, {}), facts.unit(runtime.unit)
+    states = (packages.get(PackageId(name)) for name in runtime.packages)
+    return any(state and not state.config_files_only for state in states) or (
+        isinstance(fact, Known) and fact.value.exists
+    )
 
 
-def _reading_error(row: Runtime, facts: Facts) -> Refused | Undetermined | None:
+def _reading_error(runtime: Runtime, facts: Facts) -> Refused | Undetermined | None:
     try:
-        inspect_from_facts(facts, row)
+        inspect_from_facts(facts, runtime)
     except (Refused, Undetermined) as error:
         return error
     return None
 
 
-def _configured_runtime(row: Runtime, facts: Facts) -> RuntimeSettings | None:
+def _configured_runtime(runtime: Runtime, facts: Facts) -> RuntimeSettings | None:
     try:
-        observed = inspect_from_facts(facts, row)
+        observed = inspect_from_facts(facts, runtime)
     except (Refused, Undetermined):
         return None
     if "nvidia" not in observed.handlers:
         return None
     systemd = observed.systemd_cgroup.get("nvidia", False)
     return RuntimeSettings(
-        name=row.id,
+        name=runtime.id,
         install="never",
         set_as_default=True if observed.default == "nvidia" else None,
         cgroup_driver="systemd" if systemd else "auto",
-        cdi=True if observed.cdi and row.cdi_support == "switch" else None,
+        cdi=True if observed.cdi and runtime.cdi_support == "switch" else None,
     )

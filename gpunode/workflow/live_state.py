@@ -69,7 +69,7 @@ def _list_paths_in(host: HostView, folder: str) -> frozenset[str]:
     """Return all paths in ``folder``; for a folder that cannot be listed, those that could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
     captures = [host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
-    return frozenset(found.path for capture in captures for found in decode_matches(capture.data))
+    return frozenset(match.path for capture in captures for match in decode_matches(capture.data))
 
 
 def read_package_database(host: HostView) -> deb.Database:
@@ -157,7 +157,7 @@ _KUBELET_ROOTS: Final = ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/
 
 def find_gpu_pods(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
     """Return a phrase for each pod that holds one of ``gpus`` or any MIG instance."""
-    return tuple(dict.fromkeys(one for root in _KUBELET_ROOTS for one in _pods_of_kubelet(host, root, gpus)))
+    return tuple(dict.fromkeys(pod for root in _KUBELET_ROOTS for pod in _pods_of_kubelet(host, root, gpus)))
 
 
 def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
@@ -169,7 +169,9 @@ def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterat
         yield f"unknown pods, because {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
     folders = host.run_probe(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
-    running = {one.path.rpartition("/")[2] for one in decode_matches(folders.data)} if folders.outcome == "ok" else None
+    running = (
+        {match.path.rpartition("/")[2] for match in decode_matches(folders.data)} if folders.outcome == "ok" else None
+    )
     try:
         entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()
         for entry in entries:
@@ -214,7 +216,7 @@ def find_unpackaged_driver_files(host: HostView) -> tuple[str, ...]:
     Raises:
         Undetermined: the package database cannot be read.
     """
-    paths = sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_regular_files(host, place))
+    paths = sorted(path for pattern in _DRIVER_FILE_PATTERNS for path in _list_regular_files(host, pattern))
     owners = find_owners(host, paths)
     return tuple(path for path in paths if path not in owners)
 
@@ -240,7 +242,7 @@ def find_packaged_files(
     except ValueError as error:
         raise _unreadable_database_error(deb.DATABASE_FILE, str(error)) from error
     shipped = database.shipped_conffiles()
-    staying = {one.name for one, state in installed.items() if not state.config_files_only}.difference(leaving)
+    staying = {package.name for package, state in installed.items() if not state.config_files_only}.difference(leaving)
     package_by_path: dict[str, str] = {}
     for path, packages in owners.items():
         names = [package for package in packages if package.partition(":")[0] in staying]
@@ -293,19 +295,21 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
     """
     if not paths:
         return {}
-    place = deb.file_list_path("*")
-    listed = host.run_probe(Probe("file-lists", glob=place, limit_bytes=_MAX_FILE_BYTES, content_kind="table"))
+    list_pattern = deb.file_list_path("*")
+    listed = host.run_probe(Probe("file-lists", glob=list_pattern, limit_bytes=_MAX_FILE_BYTES, content_kind="table"))
     diverted = host.run_probe(Probe("diversions", path=deb.DIVERSIONS_FILE))
     lists = {match.path: match.data for match in decode_matches(listed.data)}
     unread = [path for path, data in lists.items() if data is None]
-    for file, capture in ((place, listed), (deb.DIVERSIONS_FILE, diverted)):
+    for file, capture in ((list_pattern, listed), (deb.DIVERSIONS_FILE, diverted)):
         if capture.outcome not in {"ok", "absent"} or unread:
             raise _unreadable_database_error(unread[0] if unread else file, capture.error or "it was not read")
-    prefix, suffix = place.split("*")
+    prefix, suffix = list_pattern.split("*")
     named = {path.removeprefix(prefix).removesuffix(suffix): data for path, data in lists.items() if data is not None}
     return deb.find_owners(paths, named, diverted.text)
 
 
-def _list_regular_files(host: HostView, place: str) -> Iterator[str]:
-    capture = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
-    yield from (one.path for one in decode_matches(capture.data) if one.link is None) if capture.outcome == "ok" else ()
+def _list_regular_files(host: HostView, pattern: str) -> Iterator[str]:
+    capture = host.run_probe(Probe(f"foreign-{pattern}", glob=pattern, contents=False))
+    yield from (
+        (match.path for match in decode_matches(capture.data) if match.link is None) if capture.outcome == "ok" else ()
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpunode.change import KnownAfter
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.model import Facts, need
+from gpunode.facts.model import Facts, require
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import is_at_version
@@ -32,15 +32,17 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
                 hint=hint,
             )
         facts = project_stage(facts, plan)
-    packages = need(facts.packages, "which packages are installed")
-    distro = need(facts.distro, "which distribution this is")
-    wanted = sorted(one for one in {*_lockable_packages(recipe, facts)} if not one.name.startswith("linux-"))
+    packages = require(facts.packages, "which packages are installed")
+    distro = require(facts.distro, "which distribution this is")
+    wanted = sorted(
+        package for package in {*_lockable_packages(recipe, facts)} if not package.name.startswith("linux-")
+    )
     return VersionLock(
         file=file,
         recipe=recipe.name,
         distribution=distro.id,
         release=distro.version_id,
-        architecture=need(facts.architecture, "the architecture of this system"),
+        architecture=require(facts.architecture, "the architecture of this system"),
         packages={package: packages[package].version for package in wanted if is_at_version(packages.get(package), "")},
     )
 
@@ -57,7 +59,7 @@ def missing_versions_error(
     missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock
 ) -> Refused | None:
     """Return the refusal of a lock if no archive has some of its versions; None if all are available."""
-    missing = [f"{one} {version}" for one, version in missing_versions if lock.packages.get(one) == version]
+    missing = [f"{package} {version}" for package, version in missing_versions if lock.packages.get(package) == version]
     if not missing:
         return None
     return Refused(

@@ -9,11 +9,11 @@ from gpunode.change import FileState, digest
 from gpunode.command import command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import VerifyFailed
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
-from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,15 @@ def assess_lost_record(
     files = {path: state for path, state in marked.items() if before.get(path, names[path]) == names[path]}
     if not files:
         return None
-    installed = known(facts.packages, {})
+    installed = value_or(facts.packages, {})
     pin = files.get(deb.PIN_FILE)
     pinned_packages = deb.packages_at_pinned_version(pin.content, installed) if pin else frozenset()
     drivers = tuple(sorted(pinned_packages - recorded.packages))
-    toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
+    toolkit = tuple(
+        package for package in TOOLKIT_PACKAGES if package in installed and package not in recorded.packages
+    )
     lists = tuple(
-        path for path in _repository_files(facts) if known(facts.file(path), None) is not None and path not in before
+        path for path in _repository_files(facts) if value_or(facts.file(path), None) is not None and path not in before
     )
     purge = [f"sudo {deb.purge_command(list(map(str, drivers)))}"] if drivers else []
     removal_commands = (*purge, str(command("sudo", "rm", *files)))
@@ -95,5 +97,5 @@ def _repository_files(facts: Facts) -> Iterator[str]:
     toolkit = toolkit_repository()
     yield from (toolkit.list_file, toolkit.keyring)
     if isinstance(facts.distro, Known):
-        cuda = cuda_repository(facts.distro.value, known(facts.architecture, ""))
+        cuda = cuda_repository(facts.distro.value, value_or(facts.architecture, ""))
         yield from (cuda.list_file, cuda.keyring) if cuda else ()

@@ -9,7 +9,7 @@ from functools import cache
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource, known
+from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource, value_or
 from gpunode.host.port import HostView
 from gpunode.packages import deb
 from gpunode.redaction.secrets import redact_text as redact
@@ -30,14 +30,16 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
 
     @cache
     def describe(archive: deb.Archive) -> str:
-        place = " ".join(filter(None, (redact(archive.uri), archive.part)))
-        return f"{place}, {_describe_signature(archive, facts, host)}"
+        archive_label = " ".join(filter(None, (redact(archive.uri), archive.part)))
+        return f"{archive_label}, {_describe_signature(archive, facts, host)}"
 
     located: dict[Change, PackageChange] = {}
     for change, after in installed.items():
         origins = archives.get((change.id.name, after.version), ())
         located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, origins))))
-    steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
+    steps = tuple(
+        replace(step, changes=tuple(located.get(change, change) for change in step.changes)) for step in plan.steps
+    )
     return replace(plan, steps=steps, dependencies=tuple(located.get(change, change) for change in plan.dependencies))
 
 
@@ -64,15 +66,15 @@ def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str
 def _sources_of_archive(archive: deb.Archive, facts: Facts) -> list[PackageSource]:
     return [
         source
-        for source in known(facts.sources, ())
+        for source in value_or(facts.sources, ())
         if source.enabled and not source.source_package and deb.is_entry_for_archive(source, archive)
     ]
 
 
 def _describe_signature(archive: deb.Archive, facts: Facts, host: HostView) -> str:
     """Return whose signature the archive requires, in words; all entries of an archive have to agree."""
-    found, folder = _sources_of_archive(archive, facts), deb.TRUSTED_FOLDER
-    ways = dict.fromkeys(_describe_entry_signature(source, folder, host) for source in found)
+    sources, folder = _sources_of_archive(archive, facts), deb.TRUSTED_FOLDER
+    ways = dict.fromkeys(_describe_entry_signature(source, folder, host) for source in sources)
     return " or ".join(ways) or "from an unknown entry of the sources"
 
 

@@ -48,22 +48,25 @@ def _find_packages_with_data(
     A setup could install the package again, but nothing could bring the data back.
     """
     kept: dict[PackageId, str] = {}
-    for row in RUNTIMES:
-        package = PackageId(row.packages[0])
+    for runtime in RUNTIMES:
+        package = PackageId(runtime.packages[0])
         if package not in going:
             continue
-        captures = (host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in row.data_lost_by_purge)
+        captures = (
+            host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in runtime.data_lost_by_purge
+        )
         # What cannot be listed may be data.
-        if not any(one.data or one.outcome not in {"ok", "absent"} for one in captures):
+        if not any(capture.data or capture.outcome not in {"ok", "absent"} for capture in captures):
             continue
         loss = (
-            f"a purge deletes {posixpath.commonpath(row.data_lost_by_purge)}, which has containers, images or volumes"
+            f"a purge deletes {posixpath.commonpath(runtime.data_lost_by_purge)}, which has "
+            "containers, images or volumes"
         )
         if installed[package].config_files_only:
             kept[package] = f"keeps its configuration files: {loss}"
             continue
         kept[package] = f"stays: {loss} (`sudo {deb.remove_command((str(package),))}` leaves them)"
-        clients = sorted(map(PackageId, row.client_packages.values()))
+        clients = sorted(map(PackageId, runtime.client_packages.values()))
         kept |= {one: f"stays with {package}" for one in clients if one in going}
     return kept
 
@@ -79,5 +82,7 @@ def _find_builders_in_use(host: HostView, going: Collection[PackageId], footprin
     others = sorted(name for name in modules if not name.startswith(_OWN_DKMS_MODULES))
     if not others:
         return {}
-    builders = (one for one in sorted(going) if one == _DKMS or footprint.packages[one].step == HEADERS_STEP.id)
-    return {one: f"stays: DKMS builds {join_names(others)} for the next kernel" for one in builders}
+    builders = (
+        package for package in sorted(going) if package == _DKMS or footprint.packages[package].step == HEADERS_STEP.id
+    )
+    return {package: f"stays: DKMS builds {join_names(others)} for the next kernel" for package in builders}

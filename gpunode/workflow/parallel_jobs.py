@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from gpunode.errors import GpunodeError
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # A report takes a fraction of a second and some 10 MB; a few need more, and get it alone.
 _JOB_MEMORY_BYTES: Final = 1 << 30

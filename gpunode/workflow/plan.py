@@ -8,11 +8,12 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
-from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream
+from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream_version
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, StepOutcome
 from gpunode.package_id import PackageId
@@ -20,7 +21,6 @@ from gpunode.packages import deb
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk_stages
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
@@ -51,7 +51,9 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
 def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
     """Return why no present archive has the kernel headers or GDRCopy; this run adds no other source of them."""
     sought = [
-        one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
+        change
+        for change in stage.packages
+        if isinstance(change.after, KnownAfter) and change.after.why in _NON_NVIDIA_REASONS
     ]
     simulation = host.simulate(sought) if sought else None
     return simulation.problem if simulation and not simulation.problem.startswith(NOT_SIMULATED_PREFIX) else ""
@@ -100,7 +102,7 @@ def resolve_versions(
     Raises:
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
-    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    installed: Mapping[PackageId, PackageState] = value_or(facts.packages, {})
     return _Resolver(tuple(changes), facts, installed, simulate, locked).resolve()
 
 
@@ -157,7 +159,9 @@ class _Resolver:
         simulation = self.simulate(self.installs) if self.installs else Simulation(())
         if simulation is not None and (unlike := _versions_unlike_lock(simulation, self.locked)):
             named = {change.id for change in self.changes}
-            self.pins = tuple(self._dependency_change(one, self.locked[one]) for one in sorted(unlike.keys() - named))
+            self.pins = tuple(
+                self._dependency_change(package, self.locked[package]) for package in sorted(unlike.keys() - named)
+            )
             simulation = self.simulate(self.installs) if self.pins else simulation
         return self._with_matching_fabric(simulation) if simulation is not None else None
 
@@ -185,7 +189,10 @@ class _Resolver:
         that it would also remove is requested by name, so that the solver reports what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")
-        self.newer = {one.id: self._dependency_change(one.id, self.locked.get(one.id, one.version)) for one in installs}
+        self.newer = {
+            action.id: self._dependency_change(action.id, self.locked.get(action.id, action.version))
+            for action in installs
+        }
         left = self.newer.keys() & {change.id for change in self.purges}
         stays: dict[PackageId, PackageChange] = {}
         while True:
@@ -253,14 +260,14 @@ def _find_fabric_mismatches(
     """Return the driver's version, and the fabric's packages that would have another, with that version."""
     named = {change.id for change in installs if isinstance(change.after, KnownAfter) and change.after.why == "driver"}
     planned = {
-        action.id: upstream(action.version)
+        action.id: upstream_version(action.version)
         for action in simulation.actions
         if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOL_PACKAGES
     }
-    of_fabric = {one: version for one, version in planned.items() if is_version_locked(one.name)}
-    versions = {version for one, version in planned.items() if one not in of_fabric}
+    of_fabric = {package: version for package, version in planned.items() if is_version_locked(package.name)}
+    versions = {version for package, version in planned.items() if package not in of_fabric}
     driver = versions.pop() if len(versions) == 1 else ""
-    return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
+    return driver, {package: version for package, version in of_fabric.items() if driver and version != driver}
 
 
 def _fabric_version_hint(version: str, driver: str) -> str:
@@ -325,7 +332,9 @@ def _old_driver_helper_removals(
     """Return removals of the old driver's helpers, which have versions of their own and may leave with it."""
     leaving = {action.id for action in simulation.actions if action.verb != "install"}
     named = {change.id for change in changes}
-    return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
+    return [
+        PackageChange(package, installed.get(package), None) for package in sorted(driver_packages(leaving) - named)
+    ]
 
 
 def _exact_transaction(
@@ -373,7 +382,7 @@ def _explain_lost_versions(
     The version is "" for the installed or a newer one; packages that ``exact`` changes get their new version. The
     package manager only says that it cannot reinstall such a package, and exits successfully.
     """
-    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    installed: Mapping[PackageId, PackageState] = value_or(facts.packages, {})
     offered = _find_versions((package for package, _ in reinstalled), installed, make_version_lookup(host))
     changed = {change.id for change in exact.packages}
     lost = (
@@ -519,7 +528,7 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     changes = [c for plan in plans for c in plan.packages if c.removes_or_replaces and c.is_final_state_known]
     if not changes:
         return Losses()
-    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    installed: Mapping[PackageId, PackageState] = value_or(facts.packages, {})
     offered = _find_versions((change.id for change in changes), installed, list_offered_versions)
     if not offered:
         return None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.change import Change, PackageChange, PackageState, Trigger
 from gpunode.errors import UsageError
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class Backlog:
     def hold_notes(self) -> tuple[str, ...]:
         """A sentence for each hold that is not restored, because the package's version is somebody's choice since."""
         return tuple(
-            f"{one.id} was on hold in version {one.states[0]} when a run was killed, and somebody has changed it to "
-            f"{one.states[1]} since: its hold is not restored; hold it again if it should stay at that version"
-            for one in self.changed_since
-            if not (one.known_final_state and one.known_final_state.held)
+            f"{change.id} was on hold in version {change.states[0]} when a run was killed, and somebody has changed it "
+            f"to {change.states[1]} since: its hold is not restored; hold it again if it should stay at that version"
+            for change in self.changed_since
+            if not (change.known_final_state and change.known_final_state.held)
         )
 
     def __str__(self) -> str:
@@ -102,9 +102,9 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     interrupted = store.find_interrupted_run()
     since = store.list_runs_since_completed()
     at_risk = tuple(_find_holds_at_risk(store, since)) if since else ()
-    present = ((change, known(facts.packages, {}).get(change.id)) for change in at_risk)
+    present = ((change, value_or(facts.packages, {}).get(change.id)) for change in at_risk)
     changed = tuple(replace(change, after=now) for change, now in present if now and now.version != change.states[0])
-    holds = tuple(change for change in at_risk if change.id not in {one.id for one in changed})
+    holds = tuple(change for change in at_risk if change.id not in {change.id for change in changed})
     marks = find_missing_marks(interrupted, facts, holds)
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
@@ -118,7 +118,11 @@ def _find_holds_at_risk(store: Store, runs: Collection[str]) -> Iterator[Package
     """Yield the holds that interrupted commands of ``runs`` may have lost."""
     for run, intents in store.find_open_intents().items():
         changes = PackageChange.of_kind(intent.change for intent in intents if run in runs)
-        yield from (one for one in changes if one.before == one.after and one.before is not None and one.before.held)
+        yield from (
+            change
+            for change in changes
+            if change.before == change.after and change.before is not None and change.before.held
+        )
 
 
 def _find_unfinished_verb(runs: Sequence[RunRecord]) -> Verb:
@@ -136,7 +140,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
         UsageError: only root may read the journals.
         JournalDamaged: a journal is damaged.
     """
-    states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
+    states = ((path, value_or(facts.file(path), None)) for path in sorted(facts.files))
     marked = {path: state for path, state in states if state is not None and state.content.startswith(OWN_FILE_MARK)}
     if not marked:
         return None
@@ -216,7 +220,7 @@ def find_missing_marks(
     the package gets its mark back, after any kind of run. A killed one may also leave it selected for removal, which
     somebody's next transaction would then make: such a package is marked as it is. ``run`` is the interrupted one.
     """
-    installed = known(facts.packages, {})
+    installed = value_or(facts.packages, {})
     begun = PackageChange.of_kind(run.changes("unknown", "failed")) if run is not None else ()
     marks_by_id = {change.id: _intended_marks(run, change, installed) for change in begun if run is not None}
     marks_by_id |= {change.id: change.before for change in holds_at_risk}
@@ -226,7 +230,9 @@ def find_missing_marks(
         for package, now, marks in intended
         if now is not None and marks is not None
     )
-    return tuple(one for one in changes if one.before != one.after or one.id in facts.selected_for_removal)
+    return tuple(
+        change for change in changes if change.before != change.after or change.id in facts.selected_for_removal
+    )
 
 
 def _intended_marks(

@@ -8,11 +8,11 @@ from dataclasses import field, replace
 from gpunode.check import Check
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.runtimes import find_runtime
-from gpunode.values import dataclass
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Observer, ignore_event
 from gpunode.workflow.rollback import UndoResult, execute_undo, plan_rollback

@@ -8,16 +8,16 @@ from dataclasses import replace
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, ServiceChange, digest
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, VerifyFailed
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, find_runtime
-from gpunode.runtimes.found import list_toolkit_handlers
-from gpunode.runtimes.installations import choose_row_if_possible
-from gpunode.values import dataclass
+from gpunode.runtimes.file_states import list_toolkit_handlers
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record
@@ -68,16 +68,18 @@ def _revert_keeping_edits(change: FileChange, current: FileState) -> RestoredFil
     return replace(restored, notes=(note, *restored.notes))
 
 
-def _without_dangling_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
+def _without_dangling_default(
+    runtime: Runtime, change: FileChange, now: FileState, restored: RestoredFile
+) -> RestoredFile:
     """Return ``restored`` without a default runtime that was removed. Raises Refused if it cannot be read."""
     from gpunode.runtimes.removal import remove_dangling_default  # loaded on use: few removals meet an edited file
 
     states = (now, change.before, restored.state)
     files, former, after = ({change.path: state.content} if state else {} for state in states)
-    removal = remove_dangling_default(row, DesiredConfig(), Removal(files, former, after))
+    removal = remove_dangling_default(runtime, DesiredConfig(), Removal(files, former, after))
     content = removal.files_after.get(change.path)
-    left = None if content is None else replace(restored.state or now, content=content)
-    return replace(restored, state=left, notes=(*restored.notes, *removal.notes))
+    remaining_state = None if content is None else replace(restored.state or now, content=content)
+    return replace(restored, state=remaining_state, notes=(*restored.notes, *removal.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,12 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
         dict.fromkeys(change.subject for change in undone.changes if not _is_carried_out(change, host, facts))
     )
     named = {*not_removed, *(item.subject for item in undone.kept), *(change.path for change in undone.files)}
-    found = (
+    remainder = (
         *_find_remaining_files(recorded, store, host),
         *_find_remaining_additions(recorded, facts, with_modules=not undone.reboot_reason),
         *_find_copied_handlers(undone, facts, store),
     )
-    kept = tuple(item for item in found if item.subject not in named)
+    kept = tuple(item for item in remainder if item.subject not in named)
     return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
 
 
@@ -168,7 +170,7 @@ def _remove_command(path: str) -> str:
 
 def _find_remaining_additions(recorded: RecordedAdditions, facts: Facts, *, with_modules: bool) -> Iterator[KeptItem]:
     """Yield the recorded packages, units and kernel modules that the facts still show."""
-    installed, loaded = undo.installed_packages(facts), known(facts.modules, frozenset())
+    installed, loaded = undo.installed_packages(facts), value_or(facts.modules, frozenset())
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
             how = (
@@ -191,20 +193,24 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts, store: Store) -> Itera
     from gpunode.runtimes.reversal import changed_handlers  # on use: `log` and `rollback --list` load this module, too
 
     removed = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
-    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if removed else ())):
-        by_name = store.command("ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+    for runtime in (resolve_runtime_if_possible(runtime, facts) for runtime in (RUNTIMES if removed else ())):
+        by_name = store.command("ctk", "runtime", "unconfigure", f"--runtime={runtime.id}")
         where = "is also in a file where gpunode did not write it"
-        for name in (one for one in list_toolkit_handlers(facts, row) if one in removed):
-            yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` removes it")
+        for name in (handler for handler in list_toolkit_handlers(facts, runtime) if handler in removed):
+            yield KeptItem(f"the runtime {name} of {runtime.id}", f"{where}: `{by_name}` removes it")
 
 
 def _package_changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
     """Yield gpunode's changes of packages that were installed before it; these are not undone."""
-    former = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
-    gone = sorted(str(one) for one in former if one not in installed)
-    changed = sorted(str(one) for one in former if one in installed and installed[one].version != former[one].version)
+    former = {package: state for package, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(str(package) for package in former if package not in installed)
+    changed = sorted(
+        str(package)
+        for package in former
+        if package in installed and installed[package].version != former[package].version
+    )
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:

@@ -11,6 +11,7 @@ from gpunode.change import FileChange, FileState, PackageChange
 from gpunode.command import Command
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import NetChange
 from gpunode.journal.history import COMPLETED_RESULTS, RunRecord, intents_to_undo, run_label
@@ -19,7 +20,6 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit, find_reader
 from gpunode.steps.table import find_needed_step_ids
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
@@ -97,22 +97,22 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
         return
     from gpunode.runtimes.reversal import added_programs  # loaded on use: few rollbacks undo an undo
     from gpunode.steps.runtime import missing_program
-    from gpunode.workflow.edits import find_missing_program
+    from gpunode.workflow.ctk_plan import find_missing_program
 
     for change in undone.files:
         absent = find_missing_program(host, sorted(added_programs(recorded_edit(change))))
         if not absent:
             continue
-        row = find_reader(change.path) or RUNTIMES[0]
+        runtime = find_reader(change.path) or RUNTIMES[0]
         root = () if str(request.store.root) == "/" else (f"--root={request.store.root}",)
-        hint = missing_program(absent, row.id, *root).hint
+        hint = missing_program(absent, runtime.id, *root).hint
         if not undone.with_packages and any(
-            one.before is not None for one in PackageChange.of_kind(run.changes("done"))
+            change.before is not None for change in PackageChange.of_kind(run.changes("done"))
         ):
             hint = rollback_command(request.store, run, with_packages=True)
         raise Conflict(
             f"{change.path} would name {absent}, which is not installed",
-            why=f"{row.id} could not start containers with it",
+            why=f"{runtime.id} could not start containers with it",
             hint=hint,
         )
 
@@ -127,14 +127,14 @@ def _counts_as_undo(runs: Mapping[str, RunRecord], run: str) -> bool:
 
 def _unconfigure_commands(store: Store, change: FileChange, current: FileState | None) -> str:
     """Return the commands that remove gpunode's runtimes from ``current``; empty if it added none."""
-    row = find_reader(change.path)
-    if row is None or row.unit == "" or current is None:
+    runtime = find_reader(change.path)
+    if runtime is None or runtime.unit == "" or current is None:
         return ""
     from gpunode.runtimes.reversal import changed_handlers  # loaded on use: few rollbacks meet an edited file
 
     edits = (recorded_edit(change), Edit(change.path, None, current.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
-    words = ("ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+    words = ("ctk", "runtime", "unconfigure", f"--runtime={runtime.id}")
     names = ((f"--nvidia-runtime-name={name}",) if name != DesiredConfig().handler else () for name in ours & present)
     return "\n".join(store.command(*words, *name) for name in sorted(names))
 
@@ -240,9 +240,9 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     Raises:
         UsageError: there is no such run, or a later run failed, so that the user hardly means this one.
     """
-    if found := _undoable_runs(store, with_packages=with_packages):
-        _refuse_before_failed_run(store, found[0], with_packages=with_packages)
-        return found[0]
+    if runs := _undoable_runs(store, with_packages=with_packages):
+        _refuse_before_failed_run(store, runs[0], with_packages=with_packages)
+        return runs[0]
     made = _undoable_runs(store, with_packages=True)
     why, hint = "no recorded run can be undone", store.command("log")
     if not store.read_runs():
@@ -254,16 +254,16 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     raise UsageError("there is nothing to roll back", why=why, hint=hint)
 
 
-def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: bool) -> None:
+def _refuse_before_failed_run(store: Store, failed_run: RunRecord, *, with_packages: bool) -> None:
     """Refuse the completed run ``found`` if a later run ended early, before it changed anything that would be undone.
 
     ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked. If that
     one ended early as well, the later run was to complete it, and nothing that worked is undone with it.
     """
-    since = list(takewhile(lambda run: run.id != found.id, _applying_runs(store)))
-    if not since or found.ending not in COMPLETED_RESULTS or since[0].ending in COMPLETED_RESULTS:
+    since = list(takewhile(lambda run: run.id != failed_run.id, _applying_runs(store)))
+    if not since or failed_run.ending not in COMPLETED_RESULTS or since[0].ending in COMPLETED_RESULTS:
         return
-    if since[0].undone_by or found.undone_by:
+    if since[0].undone_by or failed_run.undone_by:
         return
     part = "anything" if with_packages else "a container runtime's configuration"
     commands = [
@@ -271,10 +271,10 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
         for run in since
         if run.other_subjects and not run.is_fully_undone
     ]
-    commands.append(f"undo run {found.label}: {rollback_command(store, found, with_packages=with_packages)}")
+    commands.append(f"undo run {failed_run.label}: {rollback_command(store, failed_run, with_packages=with_packages)}")
     raise UsageError(
         f"run {since[0].label} ended early, before it changed {part}",
-        why=f"the newest run that did is {found.label}; it completed, so only its number undoes it",
+        why=f"the newest run that did is {failed_run.label}; it completed, so only its number undoes it",
         hint="\n".join(commands),
     )
 
@@ -309,7 +309,7 @@ def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: boo
     )
     # What a plain rollback leaves of the runs can only be undone with the packages.
     for whole in dict.fromkeys((with_packages, True)):
-        runs = (one for one in _undoable_runs(store, with_packages=whole) if not one.is_undone(with_packages=whole))
+        runs = (run for run in _undoable_runs(store, with_packages=whole) if not run.is_undone(with_packages=whole))
         if left := next((one for one in runs if whole != with_packages or one.id != run.id), None):
             return replace(done, newest_not_undone=left, command=rollback_command(store, left, with_packages=whole))
     return done
@@ -321,14 +321,14 @@ def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord
     Raises:
         UsageError: there is none, or only ``--packages`` can undo what it changed and ``with_packages`` is false.
     """
-    (found,) = store.find_runs(run)
-    if not with_packages and found.other_subjects and not found.configuration_subjects:
+    (matching_run,) = store.find_runs(run)
+    if not with_packages and matching_run.other_subjects and not matching_run.configuration_subjects:
         raise UsageError(
             f"run {run} changed no container runtime's configuration",
             why="a rollback without --packages undoes the configuration alone",
-            hint=rollback_command(store, found, with_packages=True),
+            hint=rollback_command(store, matching_run, with_packages=True),
         )
-    return found
+    return matching_run
 
 
 def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str]) -> None:

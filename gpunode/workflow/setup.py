@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, value_or
 from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
 from gpunode.packages import deb
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
-from gpunode.values import dataclass
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, Surveyed
 from gpunode.workflow.plan import (
@@ -350,7 +350,7 @@ def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:
     reload = frozenset({Trigger("daemon-reload")})
     applier.run.save_request(resume.request)
     unit = FileState(resume_unit(resume.command(applier.run.id)))
-    former = known(facts.file(RESUME_SERVICE_FILE), None)
+    former = value_or(facts.file(RESUME_SERVICE_FILE), None)
     applier.apply_change("kernel", RESUME_STEP_ID, FileChange(RESUME_SERVICE_FILE, former, unit, reload), why)
     applier.run_triggers([Trigger("daemon-reload")])
     fact = facts.unit(RESUME_SERVICE)

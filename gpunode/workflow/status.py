@@ -13,22 +13,22 @@ from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, value_or
 from gpunode.facts.nvml import NvmlAnswer
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import deb
 from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, find_runtime
-from gpunode.runtimes.found import inspect_from_facts
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import inspect_from_facts
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps.cuda_release import installed_releases
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import branch_of, has_driver, installed_driver_packages
 from gpunode.steps.leftovers import note_run_driver
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
@@ -140,13 +140,13 @@ class NodeStatus:
 
 def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     """Return the status of the node; unknown values are shown as absent or None."""
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     present = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
     drivers = present if has_driver(present) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     # The module of a removed driver stays loaded, but no program finds its libraries.
-    has_libraries = bool(drivers) or bool(known(facts.driver_libraries, frozenset({"unknown"})))
+    has_libraries = bool(drivers) or bool(value_or(facts.driver_libraries, frozenset({"unknown"})))
     usable = (loaded.version if loaded else _most_common_driver_version(drivers)) if has_libraries else ""
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
@@ -159,7 +159,8 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     begin = backlog.interrupted_run.begin if backlog.interrupted_run else None
     return NodeStatus(
         gpus=tuple(
-            ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
+            ListedGpu(d.address, find_model(d.device).name or d.name)
+            for d in find_own_gpus(value_or(facts.devices, ()))
         ),
         driver=_most_common_driver_version(drivers),
         loaded_driver=loaded.version if loaded else "",
@@ -184,7 +185,9 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
 
 def _make_recipes(runtimes: Iterable[RuntimeStatus]) -> Iterator[Recipe]:
     """Yield a plain recipe for each runtime, whose default stays: status knows nothing of the node's own recipe."""
-    defaults = {one.id: one.configured.default if one.configured else "" for one in runtimes} or {"none": ""}
+    defaults = {status.id: status.configured.default if status.configured else "" for status in runtimes} or {
+        "none": ""
+    }
     for name, default in defaults.items():
         has_default = default == DesiredConfig().handler
         yield Recipe("status", runtime=RuntimeSettings(name, set_as_default=has_default or None))
@@ -192,7 +195,7 @@ def _make_recipes(runtimes: Iterable[RuntimeStatus]) -> Iterator[Recipe]:
 
 def _note_unfinished_packages(facts: Facts) -> Iterator[str]:
     """Yield that packages which the status shows may lack their configuration, or files."""
-    if known(facts.packages_interrupted, default=False):
+    if value_or(facts.packages_interrupted, default=False):
         names = join_names(sorted(map(str, facts.unconfigured)), _MAX_PACKAGES_NAMED)
         by_hand = "" if facts.is_image else f", or `sudo {deb.FINISH_COMMAND}`"
         yield (f"{deb.REPAIR_COMMAND.purpose}{f': {names}' if names else ''}; the next setup finishes them{by_hand}")
@@ -256,25 +259,25 @@ def _kernels_without_module(kernels: Kernels | None, facts: Facts) -> tuple[str,
 
 
 def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     statuses = []
-    for row in RUNTIMES:
-        states = (packages.get(PackageId(name)) for name in row.packages)
+    for runtime in RUNTIMES:
+        states = (packages.get(PackageId(name)) for name in runtime.packages)
         statuses += [
-            _runtime_status(row, state.version, facts) for state in states if state and not state.config_files_only
+            _runtime_status(runtime, state.version, facts) for state in states if state and not state.config_files_only
         ][:1]
     return [*statuses, *_bundled_containerd(facts)]
 
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
     """Yield the containerd that the kubelet's Kubernetes distribution ships."""
-    row = choose_row_if_possible(find_runtime("containerd"), facts)
-    if row.product:
-        yield _runtime_status(row, f"of {row.product}", facts)
+    runtime = resolve_runtime_if_possible(find_runtime("containerd"), facts)
+    if runtime.product:
+        yield _runtime_status(runtime, f"of {runtime.product}", facts)
 
 
-def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
-    unit, active, unknown = facts.unit(row.unit), None, ""
+def _runtime_status(runtime: Runtime, version: str, facts: Facts) -> RuntimeStatus:
+    unit, active, unknown = facts.unit(runtime.unit), None, ""
     match unit:
         case Known(value, "units"):
             active = value.state.active if value.exists else None
@@ -282,12 +285,12 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
             # systemd's folders tell which units exist, not which programs somebody started without systemd.
             unknown = "systemd does not run here" if value.exists else ""
         case Unknown(reason):
-            unknown = reason if row.unit else ""
-    return RuntimeStatus(row.id, version, active, _inspect_config_if_possible(row, facts), unknown)
+            unknown = reason if runtime.unit else ""
+    return RuntimeStatus(runtime.id, version, active, _inspect_config_if_possible(runtime, facts), unknown)
 
 
-def _inspect_config_if_possible(row: Runtime, facts: Facts) -> ObservedConfig | None:
+def _inspect_config_if_possible(runtime: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
-        return inspect_from_facts(facts, row)
+        return inspect_from_facts(facts, runtime)
     except (Refused, Undetermined):
         return None

@@ -25,7 +25,8 @@ from gpunode.change import (
 )
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, PackageSource, known, need
+from gpunode.facts.model import Facts, PackageSource, require, value_or
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.footprint import FileTrail, NetChange, join_net_changes
 from gpunode.journal.record import Verb
@@ -34,7 +35,6 @@ from gpunode.package_id import PackageId
 from gpunode.packages import deb
 from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
-from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID
@@ -149,10 +149,12 @@ def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChang
     named = {change.id for change in packages}
     dependencies = (
         PackageChange(
-            one.id, PackageState(one.former) if one.former else None, PackageState(one.version, auto=not one.former)
+            action.id,
+            PackageState(action.former) if action.former else None,
+            PackageState(action.version, auto=not action.former),
         )
-        for one in simulation.actions
-        if one.verb == "install" and one.id not in named
+        for action in simulation.actions
+        if action.verb == "install" and action.id not in named
     )
     return (*packages, *dependencies)
 
@@ -215,7 +217,7 @@ def _apply_step(step: UndoStep, applier: Applier, reason: str) -> None:
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
     """Return the installed packages. Raises Undetermined if they are unknown."""
-    return need(facts.packages, "which packages are installed")
+    return require(facts.packages, "which packages are installed")
 
 
 def drop_source_conflicts(
@@ -229,16 +231,18 @@ def drop_source_conflicts(
     ``kept`` is what the undo already leaves, possibly gpunode's own list; ``backup_of`` returns the backup's path
     for some content.
     """
-    own, kept_items, remaining = {item.subject for item in kept}, list(kept), list(steps)
-    while (found := _find_contradicting_restore(remaining, facts)) is not None:
-        step, other = found
+    kept_subjects, kept_items, remaining = {item.subject for item in kept}, list(kept), list(steps)
+    while (conflict := _find_contradicting_restore(remaining, facts)) is not None:
+        step, other = conflict
         remaining.remove(step)
         if step.file:
             kept_items.append(_describe_kept_list(step.file, other, backup_of, deb.MANAGER))
-    for source in known(facts.sources, ()):
+    for source in value_or(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
             for step in [
-                step for step in remaining if _removes_or_changes_keyring(source, step, is_own=source.file in own)
+                step
+                for step in remaining
+                if _removes_or_changes_keyring(source, step, is_own=source.file in kept_subjects)
             ]:
                 remaining.remove(step)
                 kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
@@ -255,13 +259,13 @@ def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own
 
 def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
     """Return the first step that restores an entry which contradicts a remaining one, and that remaining entry."""
-    remaining = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
-    architecture = known(facts.architecture, "")
+    remaining = [source for source in value_or(facts.sources, ()) if source.file not in _changed_paths(steps)]
+    architecture = value_or(facts.architecture, "")
     for step in steps:
         restored = _restored_source_entries(step)
         for source in restored:
             if other := next(
-                (one for one in remaining if deb.have_contradicting_checks(source, one, architecture)), None
+                (entry for entry in remaining if deb.have_contradicting_checks(source, entry, architecture)), None
             ):
                 return step, other
         remaining += restored
@@ -302,7 +306,7 @@ def find_package_repair(facts: Facts) -> CommandChange | None:
     Until it has run, the package database does not match the disk, and a package that lost some of its files can
     neither count as installed nor be removed.
     """
-    return deb.REPAIR_COMMAND if known(facts.packages_interrupted, default=False) else None
+    return deb.REPAIR_COMMAND if value_or(facts.packages_interrupted, default=False) else None
 
 
 def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
@@ -419,21 +423,21 @@ def _join_over_edit(
     """Return both net changes, or one that merges them without the edit in between."""
     from gpunode.runtimes.reversal import RevertedFile, revert_edit  # loaded on use: few undos meet an edited file
 
-    left, found, made = former.change.after, later.change.before, later.change.after
-    if not (isinstance(left, FileState) and isinstance(found, FileState) and isinstance(made, FileState)):
+    before_edit, edited, made = former.change.after, later.change.before, later.change.after
+    if not (isinstance(before_edit, FileState) and isinstance(edited, FileState) and isinstance(made, FileState)):
         return former, later
-    own = revert_edit(Edit(later.change.path, left.content, found.content), made.content)
+    reverted = revert_edit(Edit(later.change.path, before_edit.content, edited.content), made.content)
     # As ``later`` would have left the file without the edit: what it kept of that is not gpunode's.
     state = replace(
         made,
-        content=own.content if own else made.content,
-        mode=made.mode ^ (left.mode ^ found.mode) & ~(found.mode ^ made.mode),  # bit by bit
-        uid=left.uid if found.uid == made.uid else made.uid,
-        gid=left.gid if found.gid == made.gid else made.gid,
+        content=reverted.content if reverted else made.content,
+        mode=made.mode ^ (before_edit.mode ^ edited.mode) & ~(edited.mode ^ made.mode),  # bit by bit
+        uid=before_edit.uid if edited.uid == made.uid else made.uid,
+        gid=before_edit.gid if edited.gid == made.gid else made.gid,
     )
-    is_joined = later.is_known and _lacks_edit(state, former.change.before, left, found)
+    is_joined = later.is_known and _lacks_edit(state, former.change.before, before_edit, edited)
     if is_whole:
-        is_joined &= own == RevertedFile(made.content) and replace(left, content=made.content) == made
+        is_joined &= reverted == RevertedFile(made.content) and replace(before_edit, content=made.content) == made
     if not is_joined:
         return former, later
     span = join_net_changes(former, replace(later, change=replace(later.change, after=state)))

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
-from gpunode.catalog.conflicts import driver_packages, upstream
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.conflicts import driver_packages, upstream_version
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import (
     GPU_SERVICES,
     OVERWRITTEN_STEP_ID,
@@ -30,8 +30,9 @@ from gpunode.change import (
 )
 from gpunode.distros import family
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown, value_or
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
 from gpunode.journal.history import collect_changes
@@ -42,10 +43,9 @@ from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
-from gpunode.steps.kernel import RIVAL_MODULES
-from gpunode.steps.leftovers import refuse_modules_without_source
+from gpunode.steps.kernel import CONFLICTING_MODULES
+from gpunode.steps.leftovers import find_unremovable_modules_refusal
 from gpunode.steps.table import list_served_packages
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
@@ -139,7 +139,10 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
     # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
     # Undoing a rollback follows the order of a setup.
-    ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
+    ordered = sorted(
+        steps,
+        key=lambda undo_step: undo_step.change.undo_rank(undo_step.stage, undo_step.step_id, is_redo=request.is_redo),
+    )
     kept = (*packages.kept, *files.kept, *units.kept, *serving)
     steps, kept = drop_source_conflicts(ordered, kept, facts, request.store.objects.path_of_content)
     steps = (*_plan_service_stops(steps, facts), *steps)
@@ -147,7 +150,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     pending_triggers = tuple(dict.fromkeys((*pending, *_plan_service_starts(request, facts, packages.changes))))
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
-    is_uninstalled = any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands)
+    is_uninstalled = any(change.argv == UNINSTALL_RUN_DRIVER for change in footprint.commands)
     notes = (note for step in steps for note in step.notes)
     lost = (*layouts.lost, *([_RUN_DRIVER_NOT_RESTORED_NOTE] if is_uninstalled else []))
     return UndoPlan(
@@ -197,14 +200,16 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
                 "add --allow-loss to the same command",
             )
         if lost:  # what cannot be restored cannot satisfy others, either
-            again = {one.id: one.known_final_state for one in changes}
+            again = {change.id: change.known_final_state for change in changes}
             changes, serving = plan_package_restore(again, installed, database)
             kept = (*lost, *kept, *serving)
         changes = with_dependencies_to_install(host, changes)
-    if refused := refuse_modules_without_source(changes, facts):
+    if refused := find_unremovable_modules_refusal(changes, facts):
         raise refused.as_error()
     going = {change.id for change in changes}
-    staying = {one for one, state in wanted.items() if state is None and one in installed and one not in going}
+    staying = {
+        package for package, state in wanted.items() if state is None and package in installed and package not in going
+    }
     leaving = {change.id.name for change in changes if not change.exists_after}
     return _PackagePlan(changes, frozenset(leaving), frozenset(staying), kept)
 
@@ -215,7 +220,9 @@ def _describe_exceptions(request: UndoRequest, facts: Facts, packages: _PackageP
         from gpunode.steps.enrolment import describe_kept_key  # loaded on use: only with Secure Boot on
 
         yield from describe_kept_key(facts)
-    if held := [str(one.id) for one in packages.changes if not one.is_mark and one.before and one.before.held]:
+    if held := [
+        str(change.id) for change in packages.changes if not change.is_mark and change.before and change.before.held
+    ]:
         yield f"held packages that are changed anyway, because the undo includes them: {', '.join(held)}"
 
 
@@ -227,10 +234,12 @@ def _load_returning_driver(
     If a rival driver has the GPU, only a reboot loads the module: the services wait, and the second value says why.
     """
     builds_or_contains = (deb.builds_driver, deb.parse_prebuilt_name)
-    is_restored = any(one.exists_after and any(test(one.id) for test in builds_or_contains) for one in packages)
+    is_restored = any(
+        change.exists_after and any(test(change.id) for test in builds_or_contains) for change in packages
+    )
     if not is_restored or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
-    if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
+    if not (rivals := sorted(value_or(facts.modules, frozenset()) & CONFLICTING_MODULES)):
         load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))
         return ((*steps, load) if is_redo else steps), ""  # an undone setup leaves its services before its packages
     waiting = tuple(
@@ -252,7 +261,7 @@ def _plan_service_starts(request: UndoRequest, facts: Facts, packages: Collectio
     After an upgrade they wait for its reboot, which an undo makes unnecessary.
     """
     entries = request.store.entries(request.undone_run) if request.undone_run and packages else ()
-    for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
+    for change in ServiceChange.of_kind(record.change for record in collect_changes(entries)):
         fact = facts.unit(change.unit)
         if not change.is_temporary_stop or not isinstance(fact, Known) or fact.value.state.active:
             continue
@@ -285,12 +294,12 @@ def _plan_file_restores(
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
         else:
             restored[path] = restore_file(trail, now, request.resolve_edit)
-    removed = {path for path, found in restored.items() if found.state is None}
+    removed = {path for path, restored_file in restored.items() if restored_file.state is None}
     steps = (
-        _file_undo_step(trails[path], present[path], found)
-        for path, found in restored.items()
-        if found.state != present[path]
-        or (found.state is None and live_state.has_empty_folder(host, _list_folders(trails[path]), removed))
+        _file_undo_step(trails[path], present[path], restored_file)
+        for path, restored_file in restored.items()
+        if restored_file.state != present[path]
+        or (restored_file.state is None and live_state.has_empty_folder(host, _list_folders(trails[path]), removed))
     )
     return _Restores(tuple(steps), kept=tuple(kept))
 
@@ -336,7 +345,7 @@ def _plan_layout_restores(host: Host, spans: Mapping[str, NetChange[MigChange]],
         present = live_state.list_gpus(host)
     except ValueError as error:
         return _Restores(lost=tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans))
-    found: list[UndoStep] = []
+    steps: list[UndoStep] = []
     lost: list[str] = []
     for uuid, span in reversed(tuple(spans.items())):
         gpu, back = present.get(uuid), span.change.inverse()
@@ -353,8 +362,8 @@ def _plan_layout_restores(host: Host, spans: Mapping[str, NetChange[MigChange]],
                     why=f"gpunode left it with {back.before}; now it has {gpu.layout}",
                     hint="add --force to restore its former layout anyway",
                 )
-            found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
-    return _Restores(tuple(found), lost=tuple(lost))
+            steps.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
+    return _Restores(tuple(steps), lost=tuple(lost))
 
 
 def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...]]:
@@ -486,7 +495,7 @@ def _keep_what_packages_need(
     Of the runtimes' packages, a daemon's unit serves only that daemon's.
     """
     removing = (step for step in steps if step.change.removes_what_packages_need(step.stage, step.step_id))
-    packages_by_unit = {row.unit: row.packages for row in RUNTIMES}
+    packages_by_unit = {runtime.unit: runtime.packages for runtime in RUNTIMES}
     users = {
         step: [
             package
@@ -519,18 +528,20 @@ def drop_unavailable_versions(
     if not gone:
         return tuple(changes), ()
     names: dict[str, list[str]] = {}
-    for one in gone:
-        others = f" (but {', '.join(sorted(offered[one.id]))})" if offered.get(one.id) else ""
-        reason = f"cannot get version {one.states[1]} back: no archive in the package index has it{others}"
-        names.setdefault(reason, []).append(str(one.id))
+    for change in gone:
+        others = f" (but {', '.join(sorted(offered[change.id]))})" if offered.get(change.id) else ""
+        reason = f"cannot get version {change.states[1]} back: no archive in the package index has it{others}"
+        names.setdefault(reason, []).append(str(change.id))
     lost = tuple(KeptItem(join_names(sorted(same)), reason) for reason, same in names.items())
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
         return rest, lost
-    left = [change for change in restored if change not in gone]
-    dependents = KeptItem(join_names(sorted(str(one.id) for one in left)), "cannot be restored without these")
-    return tuple(change for change in rest if change not in left), (*lost, dependents)
+    available = [change for change in restored if change not in gone]
+    dependents = KeptItem(
+        join_names(sorted(str(change.id) for change in available)), "cannot be restored without these"
+    )
+    return tuple(change for change in rest if change not in available), (*lost, dependents)
 
 
 def _plan_unit_restores(
@@ -580,7 +591,7 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
         return ""
-    boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
+    boot, installed = value_or(facts.boot_id, ""), value_or(facts.packages, {})
     if _is_loaded_module_installed(loaded, facts, packages):
         return ""
     here = (run for run in reversed(store.read_runs()) if boot and run.begin.boot_id == boot)
@@ -590,11 +601,11 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
         for run in runs
         for change in PackageChange.of_kind(run.changes("done", "unknown"))
         if change.before is not None
-        and upstream(change.before.version) == loaded.version
+        and upstream_version(change.before.version) == loaded.version
         and (change.id not in installed or installed[change.id].version != change.before.version)
     ]
     states = ((change, change.known_final_state) for change in (*packages, *gone))
-    changes = [change for change, after in states if after is None or upstream(after.version) != loaded.version]
+    changes = [change for change, after in states if after is None or upstream_version(after.version) != loaded.version]
     if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
@@ -605,8 +616,10 @@ def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: It
     distro_family = family(facts.distro.value) if isinstance(facts.distro, Known) else None
     if distro_family is None:
         return False
-    chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
+    chosen = DriverChoice(
+        branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", ""
+    )
     builder = PackageId(distro_family.dkms_package(chosen))
-    final_states = {one.id: one.known_final_state for one in packages}
-    state = final_states[builder] if builder in final_states else known(facts.packages, {}).get(builder)
-    return state is not None and not state.config_files_only and upstream(state.version) == loaded.version
+    final_states = {change.id: change.known_final_state for change in packages}
+    state = final_states[builder] if builder in final_states else value_or(facts.packages, {}).get(builder)
+    return state is not None and not state.config_files_only and upstream_version(state.version) == loaded.version

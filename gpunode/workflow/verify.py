@@ -15,18 +15,18 @@ from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.nvml import Gpu, NvmlInventory
 from gpunode.facts.probes import TOOLKIT_PROGRAM
+from gpunode.fast_dataclass import dataclass
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, find_runtime
-from gpunode.runtimes.found import contents_of_states, inspect_from_facts, states_from_facts
-from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.file_states import contents_of_states, inspect_from_facts, states_from_facts
+from gpunode.runtimes.installations import resolve_runtime_if_possible
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.mig import MIG_STEP, may_use_mig
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
-from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import (
@@ -218,52 +218,55 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
     """Yield the check that the runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
-    row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
-    title = f"{row.id} reads the runtime nvidia"
-    if row.product:
+    runtime = resolve_runtime_if_possible(find_runtime(recipe.runtime.name), facts)
+    title = f"{runtime.id} reads the runtime nvidia"
+    if runtime.product:
         # A Kubernetes distribution's own containerd is not queried.
         yield _check_handler(
-            row,
+            runtime,
             recipe,
-            inspect_from_facts(facts, row),
-            f"{row.product} registers the runtime nvidia with its {row.id}",
+            inspect_from_facts(facts, runtime),
+            f"{runtime.product} registers the runtime nvidia with its {runtime.id}",
             facts,
         )
         return
     try:
-        observed = read_effective_config(row.id)
+        observed = read_effective_config(runtime.id)
     except Undetermined:
         raise
     except GpunodeError as error:
-        hint = f"sudo systemctl status {row.unit}"
-        if not facts.can_start(row.unit):
-            hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
+        hint = f"sudo systemctl status {runtime.unit}"
+        if not facts.can_start(runtime.unit):
+            hint = f"no systemd runs here: start {runtime.id} the way this system starts it, then verify again"
         yield Check("runtime", title, "failed", error.what_and_why, hint)
         return
     if observed is None:
-        unit = facts.unit(row.unit)
-        reason = explain_missing_client(row, has_daemon=isinstance(unit, Known) and unit.value.exists)
+        unit = facts.unit(runtime.unit)
+        reason = explain_missing_client(runtime, has_daemon=isinstance(unit, Known) and unit.value.exists)
         yield Check("runtime", title, "skipped", reason, _SETUP_COMMAND)
         return
-    yield _check_handler(row, recipe, observed, title, facts)
+    yield _check_handler(runtime, recipe, observed, title, facts)
 
 
-def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title: str, facts: Facts) -> Check:
-    if not row.unit:
-        return Check("runtime", f"{row.id} starts containers", "passed", f"by {observed.default}")
+def _check_handler(runtime: Runtime, recipe: Recipe, observed: ObservedConfig, title: str, facts: Facts) -> Check:
+    if not runtime.unit:
+        return Check("runtime", f"{runtime.id} starts containers", "passed", f"by {observed.default}")
     binary = observed.handlers.get("nvidia")
     if binary is None or observed.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
-        return Check("runtime", title, "failed", *_explain_missing_handler(row, observed, facts))
-    if binary == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+        return Check("runtime", title, "failed", *_explain_missing_handler(runtime, observed, facts))
+    if binary == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, runtime)):
         return Check("runtime", title, "failed", f"nvidia runs {binary}, which is not installed", str(missing.install))
     if recipe.runtime.set_as_default and observed.default != "nvidia":
-        hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
+        hint = (
+            f"sudo systemctl restart {runtime.unit}\n"
+            "if that does not help, `gpunode plan` shows whether the file has it"
+        )
         return Check("runtime", title, "failed", f"the default runtime is {observed.default}", hint)
     runs = f"nvidia runs {binary or 'its default'}; default runtime {observed.default or 'runc'}"
     return Check("runtime", title, "passed", runs)
 
 
-def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Facts) -> tuple[str, str]:
+def _explain_missing_handler(runtime: Runtime, observed: ObservedConfig, facts: Facts) -> tuple[str, str]:
     """Return why a runtime does not know NVIDIA's handler, and what to do; setup only if it would change something.
 
     Its files tell why: they lack the handler, or name it but were not read since, or the CRI plugin, which alone reads
@@ -271,24 +274,29 @@ def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Fact
     """
     detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"
     try:
-        files = states_from_facts(facts, row, DesiredConfig())
-        configured = row.inspect(contents_of_states(files), DesiredConfig())
+        files = states_from_facts(facts, runtime, DesiredConfig())
+        configured = runtime.inspect(contents_of_states(files), DesiredConfig())
     except (Refused, Undetermined):
         return detail, _SETUP_COMMAND  # setup reports what is wrong with the files
     if configured.cri_disabled:
-        return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
-    if configured.handlers.get("nvidia") is None and row.product:
-        again = f"systemctl restart {row.unit}"
-        return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
+        return f"its CRI plugin is switched off (disabled_plugins in {runtime.config})", str(
+            enable_cri_command(runtime)
+        )
+    if configured.handlers.get("nvidia") is None and runtime.product:
+        again = f"systemctl restart {runtime.unit}"
+        return (
+            detail,
+            f"if {runtime.product} was not started since the toolkit was installed: {again}; else see its log",
+        )
     if configured.handlers.get("nvidia") is None:
         return detail, _SETUP_COMMAND
-    if configured.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
-        return f"{detail}: {TOOLKIT_PROGRAM} is not installed, so {row.id} leaves nvidia out", missing.hint
-    unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
+    if configured.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, runtime)):
+        return f"{detail}: {TOOLKIT_PROGRAM} is not installed, so {runtime.id} leaves nvidia out", missing.hint
+    unit, changed = facts.unit(runtime.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     if changed and started_at is not None and started_at > changed:
-        return f"{detail}; its files have nvidia, and {row.unit} was started since", _CONFIG_DUMP_HINT
-    return f"{detail}; its files have nvidia", f"sudo systemctl restart {row.unit}"
+        return f"{detail}; its files have nvidia, and {runtime.unit} was started since", _CONFIG_DUMP_HINT
+    return f"{detail}; its files have nvidia", f"sudo systemctl restart {runtime.unit}"
 
 
 def _check_container(
@@ -299,12 +307,12 @@ def _check_container(
         return check("skipped", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return check("skipped", "NVML does not answer on the host", "fix the driver first")
-    row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
-    if row.product:
+    runtime = resolve_runtime_if_possible(find_runtime(recipe.runtime.name), facts)
+    if runtime.product:
         hint = "start a pod with runtimeClassName: nvidia"
-        return check("skipped", f"its {row.id} is part of {row.product}, which manages it", hint)
+        return check("skipped", f"its {runtime.id} is part of {runtime.product}, which manages it", hint)
     try:
-        return run(inventory, row)
+        return run(inventory, runtime)
     except Undetermined:
         raise
     except GpunodeError as error:

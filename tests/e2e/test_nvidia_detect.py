@@ -17,7 +17,7 @@ import pytest
 
 from gpunode.catalog import tables
 from gpunode.catalog.distro_drivers import choose_from_distro, list_distro_drivers
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.catalog.gpus import find_model
 from gpunode.facts.model import Distro
 from gpunode.recipe import Driver
@@ -104,7 +104,7 @@ def test_branch_is_the_one_that_debian_recommends(detect: tuple[str, Path]) -> N
     for device, words in said.items():
         package = _PACKAGE.search(words)
         choice = choose_from_distro((find_model(device),), Driver(source="distro"), distro)
-        takes_own = isinstance(choice, Choice) and choice.branch == own.branch
+        takes_own = isinstance(choice, DriverChoice) and choice.branch == own.branch
         if takes_own != (package is not None and package[1] == "nvidia-driver"):
             different.add(device)
         elif not takes_own and (legacy := _LEGACY.search(words)):

@@ -12,13 +12,13 @@ from gpunode.change import ServiceState
 from gpunode.cli.screen.failures import commands_in
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.model import Facts, Known, require, value_or
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, find_runtime
-from gpunode.runtimes.found import contents_of_states, file_changes, states_from_facts
+from gpunode.runtimes.file_states import contents_of_states, file_changes, states_from_facts
 from gpunode.steps.kernel import plan_module_load
 from gpunode.workflow.converge import project_stage, raise_refusal
 from gpunode.workflow.plan import plan
@@ -49,7 +49,7 @@ class Answering(Node):
     """A node whose NVML answers if a driver is loaded."""
 
     def run_probe(self, probe: Probe, /) -> Capture:
-        loaded = known(self.facts.loaded_driver, None)
+        loaded = value_or(self.facts.loaded_driver, None)
         if probe.key != "nvml" or loaded is None:
             return super().run_probe(probe)
         gpu: dict[str, Any] = {"index": 0, "name": "Tesla T4", "uuid": "GPU-0", "pci": "0000:01:00.0", "memory_mib": 1,
@@ -138,10 +138,10 @@ def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
 def _after_apt(words: list[str], facts: Facts) -> Facts:
     match words:
         case ["install", "--reinstall", *_]:  # of headers whose files were deleted
-            kernels = need(facts.kernels, "the kernels").wanted
+            kernels = require(facts.kernels, "the kernels").wanted
             return replace(facts, headers=Known(frozenset(kernels), "kernel-builds"))
         case ["purge", *names]:
-            kept = {p: s for p, s in known(facts.packages, {}).items() if p.name not in names}
+            kept = {p: s for p, s in value_or(facts.packages, {}).items() if p.name not in names}
             return replace(facts, packages=Known(kept, "dpkg-status"))
         case _:
             raise AssertionError(f"nobody knows what this does to a node: apt-get {words}")

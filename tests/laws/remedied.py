@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.conflicts import is_deb_driver_package
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.catalog.gpus import find_model
 from gpunode.change import FileState, PackageChange, PackageState, ServiceState
 from gpunode.cli.app import app
@@ -45,7 +45,7 @@ from gpunode.facts.model import (
     PciDevice,
     Platform,
     Unit,
-    known,
+    value_or,
 )
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
@@ -55,9 +55,9 @@ from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.runtimes.toolkit import TOOLKIT_CONFIG, parse_set_options
 from gpunode.steps.daemons import PERSISTENCED_UNIT
 from gpunode.steps.kernel import NOUVEAU_BLACKLIST_FILE
-from gpunode.workflow import edits
+from gpunode.workflow import ctk_plan
 from gpunode.workflow.converge import StagePlan, project_stage, walk_stages
-from gpunode.workflow.edits import CtkPlan
+from gpunode.workflow.ctk_plan import CtkPlan
 from gpunode.workflow.plan import resolve_stage
 from tests.ids import by_id, by_name
 
@@ -158,7 +158,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
     """Return the plan of setup for the node, from its own walk, with exact package versions."""
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
-        present = known(now.packages, {})
+        present = value_or(now.packages, {})
         return resolve_stage(stage, now, Archives(by_name(present)).simulate)
 
     return tuple(walk_stages(recipe, facts, exact, project_stage, only))
@@ -305,10 +305,10 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
 
 def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     """Return the node as gpunode sets it up with that driver, or the distribution's if the archives lack it."""
-    gpus = tuple(find_model(one.device) for one in known(fresh.devices, ()))
+    gpus = tuple(find_model(one.device) for one in value_or(fresh.devices, ()))
     desired = Driver(version=version.partition(".")[0])
-    chosen = choose(gpus, desired)
-    if not isinstance(chosen, Choice):
+    chosen = choose_driver(gpus, desired)
+    if not isinstance(chosen, DriverChoice):
         return _by_distribution(fresh, version)
     recipe = Recipe("law", driver=desired, runtime=RuntimeSettings(name=runtime))
     facts = after(fresh, planned(recipe, fresh))
@@ -324,8 +324,8 @@ def _with_driver(facts: Facts, version: str) -> Facts:
         name: replace(state, version=f"{version}-1") if is_deb_driver_package(name) else state
         for name, state in packages_of(facts).items()
     }
-    files = tuple(replace(one, version=version) for one in known(facts.module_files, ()))
-    loaded = known(facts.loaded_driver, None)
+    files = tuple(replace(one, version=version) for one in value_or(facts.module_files, ()))
+    loaded = value_or(facts.loaded_driver, None)
     return replace(
         facts,
         packages=Known(by_id(packages), HERE),
@@ -337,14 +337,14 @@ def _with_driver(facts: Facts, version: str) -> Facts:
 def _by_distribution(fresh: Facts, version: str, *, is_open: bool = False) -> Facts:
     """Return a driver installed from the distribution's own packages."""
     branch = version.partition(".")[0]
-    if known(fresh.distro, USUAL["ubuntu"]).id == "debian":
+    if value_or(fresh.distro, USUAL["ubuntu"]).id == "debian":
         kernel = "nvidia-kernel-open-dkms" if is_open else "nvidia-kernel-dkms"
         names: tuple[str, ...] = ("nvidia-driver", kernel, "libcuda1", "nvidia-smi", "libnvidia-ml1")
     else:
         stems = ("nvidia-driver", "nvidia-dkms", "nvidia-utils", "libnvidia-compute")
         is_both = {"nvidia-driver", "nvidia-dkms"}
         names = tuple(f"{one}-{branch}{'-open' if is_open and one in is_both else ''}" for one in stems)
-    running = known(fresh.kernels, Kernels("", ())).running or ""
+    running = value_or(fresh.kernels, Kernels("", ())).running or ""
     packages = {**packages_of(fresh), **{name: PackageState(f"{version}-0ubuntu1") for name in names}}
     packages[f"linux-headers-{running}"] = PackageState("6.1.1-1")
     return replace(
@@ -493,7 +493,7 @@ def _signed_twice(node: Scene) -> Facts:
 def _without_toolkit(node: Scene) -> Facts:
     bare = _with_packages(node.whole, lambda name: PackageId(name) not in TOOLKIT_PACKAGES)
     lists = {path: fact for path, fact in bare.files.items() if "nvidia-container-toolkit" not in path}
-    sources = tuple(one for one in known(bare.sources, ()) if "libnvidia-container" not in one.uri)
+    sources = tuple(one for one in value_or(bare.sources, ()) if "libnvidia-container" not in one.uri)
     return replace(bare, files=lists, sources=Known(sources, HERE))
 
 
@@ -601,7 +601,7 @@ def steps(remedy: Sequence[Fix], facts: Facts) -> Iterator[tuple[Setup, Facts]]:
 
 def _typed(command: str, facts: Facts) -> Facts:
     """Return the node after a system command, as far as a plan sees its effects."""
-    running = known(facts.kernels, Kernels("", ())).running or ""
+    running = value_or(facts.kernels, Kernels("", ())).running or ""
     words = [word for word in shlex.split(command.replace("$(uname -r)", running)) if not word.startswith("-")]
     packages = packages_of(facts)
     match words:
@@ -612,7 +612,7 @@ def _typed(command: str, facts: Facts) -> Facts:
         case ["sudo", "apt-get", "install", name] if "-headers-" in name:
             kernel = name.partition("-headers-")[2]
             packages[name] = PackageState("6.1.1-1")
-            facts = replace(facts, headers=Known(known(facts.headers, frozenset()) | {kernel}, HERE))
+            facts = replace(facts, headers=Known(value_or(facts.headers, frozenset()) | {kernel}, HERE))
         case [*_, "nvidia-installer"]:
             return replace(facts, run_installer=Known(False, HERE))
         case _:
@@ -667,7 +667,9 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     """Return the changes of ``gpunode ctk`` on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
-        return edits.plan_toolkit_config(host, given["config_file"] or TOOLKIT_CONFIG, parse_set_options(given["set_"]))
+        return ctk_plan.plan_toolkit_config(
+            host, given["config_file"] or TOOLKIT_CONFIG, parse_set_options(given["set_"])
+        )
     cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
     desired = DesiredConfig(config=given["config"], default=default, enable_cdi=cdi, enable_cri=cri)
-    return edits.plan_configure_edit(host, edits.find_target(host, find_runtime(given["runtime"]), desired))
+    return ctk_plan.plan_configure_edit(host, ctk_plan.find_target(host, find_runtime(given["runtime"]), desired))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.catalog.repositories import cuda_repository
 from gpunode.change import Change, FileChange, FileState
-from gpunode.facts.model import Facts, PackageSource, known
+from gpunode.facts.model import Facts, PackageSource, value_or
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.packages import deb
@@ -102,7 +102,7 @@ def _backup_of(content: bytes) -> str:
 
 def contradictions(facts: Facts) -> list[tuple[PackageSource, PackageSource]]:
     """Return the entries that would keep apt from reading any list."""
-    entries: tuple[PackageSource, ...] = known(facts.sources, ())
+    entries: tuple[PackageSource, ...] = value_or(facts.sources, ())
     pairs = combinations(entries, 2)
     return [(one, other) for one, other in pairs if deb.have_contradicting_checks(one, other, "amd64")]
 
@@ -110,5 +110,5 @@ def contradictions(facts: Facts) -> list[tuple[PackageSource, PackageSource]]:
 def lists_of(facts: Facts) -> Mapping[str, bytes]:
     """Return the existing lists, by path."""
     paths = ("/etc/apt/sources.list", CUDA_LIST, *PATHS)
-    states = ((path, known(facts.file(path), None)) for path in paths)
+    states = ((path, value_or(facts.file(path), None)) for path in paths)
     return {path: state.content for path, state in states if state is not None}

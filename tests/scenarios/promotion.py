@@ -16,7 +16,7 @@ from functools import cache
 from gpunode.diagnoses import diagnose, fit_remedy, rule_families, rules_by_cause
 from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.suspects import find_shared_steps, probability_alone, rank_suspects
+from gpunode.diagnoses.suspects import find_shared_steps, rank_suspects, standalone_probability
 from gpunode.facts import pasted
 from tests.scenarios.reports import Report, reports
 from tests.scenarios.words import words_of
@@ -80,7 +80,7 @@ def _rank(report: Report, snapshot: Snapshot, words: ReportWords, without: str) 
     steps, together = find_shared_steps(ranked, lambda cause: fit_remedy(cause, snapshot))
     yield Ranking(
         not without,
-        probability_alone(ranked, rules),
+        standalone_probability(ranked, rules),
         first.suspect.cause == report.cause,
         together,
         bool(steps) and steps[0].kind == report.remedy,

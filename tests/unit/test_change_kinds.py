@@ -64,7 +64,7 @@ def test_every_step_is_in_the_table() -> None:
     ("module", "name"),
     [
         *((row.id, rule) for row in CONTAINER_RUNTIMES.values() if row.config for rule in RULES),
-        *(("docker_nodes", rule) for rule in ("list_read_paths", "locate_row")),
+        *(("docker_nodes", rule) for rule in ("list_read_paths", "adapt_to_node")),
     ],
 )
 def test_runtime_rules_have_equal_parameters(module: str, name: str) -> None:

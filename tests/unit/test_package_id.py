@@ -10,13 +10,13 @@ import pytest
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Known
 from gpunode.facts.project import project_changes
+from gpunode.fast_dataclass import dataclass
 from gpunode.journal.footprint import footprint_of_node
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Database
 from gpunode.packages.simulation import Action, Simulation, differences_from_plan
-from gpunode.values import dataclass
 from gpunode.workflow.undo_plan import plan_package_restore
 from tests.unit.steps.machines import machine
 

@@ -6,7 +6,7 @@ import os
 import pwd
 from collections.abc import Collection, Sequence
 
-from gpunode.command import Command, command, gpunode, sudo_gpunode
+from gpunode.command import Command, command, gpunode_command, sudo_gpunode
 
 # Options for display only.
 DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
@@ -56,12 +56,12 @@ def setup_machine_note(argv: Sequence[str]) -> str:
 
 def verify_command(argv: Sequence[str]) -> Command:
     """Return the verify command for ``argv``, a setup, with the same recipe."""
-    return gpunode("verify", *_keep_options(argv[1:], _STATE_OPTIONS), "--cuda", "--container")
+    return gpunode_command("verify", *_keep_options(argv[1:], _STATE_OPTIONS), "--cuda", "--container")
 
 
 def cluster_apply_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup or k8s command."""
-    make = gpunode if "setup" in argv[:1] else own_gpunode
+    make = gpunode_command if "setup" in argv[:1] else own_gpunode
     return make("k8s", "apply", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
@@ -77,7 +77,7 @@ def cluster_verify_command(argv: Sequence[str]) -> Command:
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
     """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it needs no cluster."""
-    return gpunode("k8s", "render", *_words_for_cluster(argv, {"--node"}), *words)
+    return gpunode_command("k8s", "render", *_words_for_cluster(argv, {"--node"}), *words)
 
 
 def _words_for_cluster(argv: Sequence[str], options: Collection[str]) -> Sequence[str]:

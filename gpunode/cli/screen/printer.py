@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.screen.text import Line, Span, cell_width, span, to_ascii, warning_line, wrap_line
 from gpunode.errors import UsageError
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 from gpunode.wording import format_seconds
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.redaction.secrets import redact_known_shapes
-from gpunode.values import dataclass
 
 Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "add", "remove", "hunk", "command"]
 

@@ -12,7 +12,7 @@ from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts import nvml
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # baseboard: connected by NVSwitches, judging by the model. rack: its switches are in other trays. card: a PCIe card.
 BoardKind: TypeAlias = Literal["baseboard", "rack", "card", ""]

@@ -13,7 +13,7 @@ from gpunode.facts import cdi, patterns
 from gpunode.facts.items import EvidenceItem, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
 _SPEC_FILE_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")

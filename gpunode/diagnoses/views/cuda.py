@@ -15,7 +15,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourcePlace
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # A program's message about the driver that it found.
 DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")

@@ -17,8 +17,8 @@ from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS, EvidenceItem
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 _API_MISMATCH_MESSAGE: Final = Pattern(

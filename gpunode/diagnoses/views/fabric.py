@@ -13,7 +13,7 @@ from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, sy
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]

@@ -18,7 +18,7 @@ from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.xid import SxidMessage, XidMessage
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 FaultSource: TypeAlias = Literal["xid", "sxid"]
 

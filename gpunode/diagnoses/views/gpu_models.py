@@ -11,7 +11,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import boards, kernel, pci, virtualization
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of this message.
 _DRIVER_MESSAGE_WITH_PCI_ID: Final = Pattern(

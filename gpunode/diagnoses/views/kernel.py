@@ -17,7 +17,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # boot: seconds since boot. zoned: a date with its time zone. local: without one. yearless: without year and zone.
 _StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]

@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern, parse_int
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
 # nvidia.com/gpu: "1"   "nvidia.com/gpu": "1",   nvidia.com/gpu  1  1   nvidia.com/gpu=1; not gpu.count, not f:….

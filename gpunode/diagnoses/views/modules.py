@@ -12,7 +12,7 @@ from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _LSMOD_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b(?:[ \t]+(?P<users>[a-z][\w,]*))?")
 _MODINFO_FIELD: Final = Pattern(r"(?m)^[ \t]*([\w-]+):\s+(.*)$")

@@ -14,8 +14,8 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 _DPKG_ROW: Final = Pattern(
     r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"

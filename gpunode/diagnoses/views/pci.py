@@ -12,7 +12,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _PCI_FUNCTION_LINE: Final = Pattern(
     r"(?i)^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"

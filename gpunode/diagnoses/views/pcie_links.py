@@ -16,7 +16,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _PCI_ADDRESS: Final = Pattern(r"(?i)(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

@@ -19,7 +19,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 _GPU_HEADING: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")

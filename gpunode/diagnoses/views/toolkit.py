@@ -14,7 +14,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # Each of these provides the hook that dockerd needs, itself or through a dependency.
 _PACKAGES: Final = (

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, CommandChange, PackageState
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Dependencies, Fact, Facts, Known, PackageSource, Unknown, known
+from gpunode.facts.model import Dependencies, Fact, Facts, Known, PackageSource, Unknown, value_or
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, find_matches
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import configuration, sources, status
-from gpunode.packages.deb.answers import (
+from gpunode.packages.deb.apt_output import (
     Archive,
     archives_probe,
     changed_files_probe,
@@ -39,7 +40,6 @@ from gpunode.packages.deb.preferences import (
 )
 from gpunode.packages.deb.status import DIVERSIONS_FILE, Database, find_owners, list_journaled, parse_checksums
 from gpunode.packages.deb.version import is_older
-from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.outcome import Refusal, StepOutcome
@@ -197,8 +197,10 @@ def read_package_facts(reader: EvidenceReader) -> PackageFacts:
                 "utf-8", "replace"
             )
         ),
-        unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
-        selected_for_removal=known(derive_fact(key, lambda: status.find_selected_for_removal(rows)), frozenset()),
+        unconfigured=value_or(
+            derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()
+        ),
+        selected_for_removal=value_or(derive_fact(key, lambda: status.find_selected_for_removal(rows)), frozenset()),
     )
 
 
@@ -254,18 +256,18 @@ def plan_repository(repository: Repository, facts: Facts) -> StepOutcome:
     return repositories.plan(repository, facts)
 
 
-def refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
+def find_missing_components_refusal(facts: Facts, components: Sequence[str]) -> Refusal | None:
     """Return the refusal of a node whose archive lacks components; see ``obstacles``."""
-    from gpunode.packages.deb import obstacles  # loaded on use: few recipes take the distribution's driver
+    from gpunode.packages.deb import archive_components  # loaded on use: few recipes take the distribution's driver
 
-    return obstacles.refuse_missing_components(facts, components)
+    return archive_components.find_missing_components_refusal(facts, components)
 
 
 def hint_on_refusal(refusal: str, facts: Facts, offered: Mapping[PackageId, Collection[str]]) -> str:
     """Return what to do about a refused transaction; see ``refusals``."""
-    from gpunode.packages.deb import refusals  # loaded on use: apt rarely refuses
+    from gpunode.packages.deb import refusal_hints  # loaded on use: apt rarely refuses
 
-    return refusals.hint_on_refusal(refusal, facts, offered)
+    return refusal_hints.hint_on_refusal(refusal, facts, offered)
 
 
 def have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
 APT_CONF_FILE: Final = "/etc/apt/apt.conf"

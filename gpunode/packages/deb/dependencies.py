@@ -11,6 +11,7 @@ from typing import Final
 
 from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import (
     HALF_INSTALLED_STATE,
@@ -24,7 +25,6 @@ from gpunode.packages.deb.status import (
 from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import version_order_key
 from gpunode.packages.version import without_epoch
-from gpunode.values import dataclass
 
 # "<" and ">" are deprecated spellings of "<=" and ">=".
 _TEST_BY_RELATION: Final = {
@@ -150,7 +150,7 @@ class _Installed:
             if entry.status in PRESENT_STATES or entry.status == HALF_INSTALLED_STATE
         }
         present = {package for package, state in packages.items() if not state.config_files_only}
-        providing = [one for one, entry in rows.items() if entry.provides]
+        providing = [package for package, entry in rows.items() if entry.provides]
         return _Installed(native, packages, rows, _by_name(rows), _by_name(present - rows.keys()), providing)
 
     def relations_of(self, package: PackageId) -> DpkgEntry | None:
@@ -173,7 +173,9 @@ class _Installed:
             yield clause, frozenset(found)
 
     def _find_satisfying(self, wanted: Alternative, dependent: DpkgEntry, with_providers: bool) -> Iterator[PackageId]:
-        named = [one for one in self.by_name.get(wanted.name, ()) if self._satisfies(one, wanted, dependent)]
+        named = [
+            package for package in self.by_name.get(wanted.name, ()) if self._satisfies(package, wanted, dependent)
+        ]
         yield from named
         if with_providers or not named:
             yield from self._find_providers(wanted, dependent)

@@ -11,13 +11,13 @@ from itertools import takewhile
 from typing import Final
 
 from gpunode.catalog.conflicts import driver_versioned_packages
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
 from gpunode.packages.version import without_epoch
-from gpunode.values import dataclass
 
 PREFERENCES_FILE: Final = "/etc/apt/preferences"
 PREFERENCES_FOLDER: Final = "/etc/apt/preferences.d"
@@ -109,7 +109,7 @@ def _matches_pattern(pattern: str, package: str) -> bool:
     return fnmatchcase(package, pattern)
 
 
-def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
+def render_driver_pin(choice: DriverChoice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
     """Return the text of PIN_FILE: driver packages come from NVIDIA's repository in the chosen version, or not at all.
 
     apt uses the first record that matches a version (apt_preferences(5)): the first excludes the distribution's own
@@ -186,7 +186,7 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
                 yield f"{record.file}:{record.line}"
 
 
-def note_overriding_records(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
+def note_overriding_records(facts: Facts, choice: DriverChoice, names: Collection[str]) -> Iterator[str]:
     """Yield a note for each record that apt reads before PIN_FILE and that decides about one of the ``names``."""
     for path in takewhile(lambda path: path != PIN_FILE, files_in_order({*facts.files, PIN_FILE})):
         for record in parse(path, facts.text(path)):
@@ -196,7 +196,7 @@ def note_overriding_records(facts: Facts, choice: Choice, names: Collection[str]
                 yield f"{place} pins {name} with precedence over {PIN_FILE}: apt may install another driver; remove it"
 
 
-def _pins_chosen_branch(pin: str, choice: Choice) -> bool:
+def _pins_chosen_branch(pin: str, choice: DriverChoice) -> bool:
     """Return whether a record is about the chosen versions, which it may pin at any priority."""
     kind, _, version = pin.partition(" ")
     return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{choice.branch}.")

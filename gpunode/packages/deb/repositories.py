@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files
-from gpunode.facts.model import Facts, PackageSource, file_matches, known, need
+from gpunode.facts.model import Facts, PackageSource, file_matches, require, value_or
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.packages.deb.sources import explain_closed_keyring_folder
 
@@ -24,7 +24,7 @@ _ARCHIVE_URI_START = re.compile(
 _PERCENT_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
-def have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+def have_contradicting_checks(source: PackageSource, other: PackageSource, architecture: str) -> bool:
     """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
 
     apt then reads no source at all ("Conflicting values set for option Signed-By"). For apt, entries are for one
@@ -32,9 +32,9 @@ def have_contradicting_checks(one: PackageSource, other: PackageSource, architec
     entry is for source packages do not matter. Source: apt 2.6, ``debReleaseIndex``;
     tests/conformance/apt/test_contradicting_sources.py compares with apt itself.
     """
-    if not (one.enabled and other.enabled) or (one.signed_by, one.relaxed) == (other.signed_by, other.relaxed):
+    if not (source.enabled and other.enabled) or (source.signed_by, source.relaxed) == (other.signed_by, other.relaxed):
         return False
-    return _comparable_address(one, architecture) == _comparable_address(other, architecture)
+    return _comparable_address(source, architecture) == _comparable_address(other, architecture)
 
 
 def _comparable_address(source: PackageSource, architecture: str) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def _normalize_uri(uri: str, architecture: str) -> str:
 
 def plan(repository: Repository, facts: Facts) -> StepOutcome:
     """Plan the repository's list and keyring, and remove entries that name the same archive with another key."""
-    sources = need(facts.sources, "which apt sources there are")
+    sources = require(facts.sources, "which apt sources there are")
     # Entries of other files that name the archive differently, or by another address of it.
     others = (source for source in sources if source.file != repository.list_file)
     rivals = tuple(source for source in others if _describe_key_bypass(source, repository))
@@ -81,7 +81,7 @@ def plan(repository: Repository, facts: Facts) -> StepOutcome:
         )
     refresh = frozenset({Trigger("index-refresh", _choose_list_file(repository, staying))})
     changes = [
-        *_plan_rival_removals(rivals, facts, refresh),
+        *_plan_duplicate_removals(rivals, facts, refresh),
         *_plan_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
@@ -110,7 +110,7 @@ def plan(repository: Repository, facts: Facts) -> StepOutcome:
 
 def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
     """Return the keys in the keyring that it should not hold."""
-    if (present := known(facts.file(repository.keyring), None)) is None:
+    if (present := value_or(facts.file(repository.keyring), None)) is None:
         return
     from gpunode.catalog.openpgp import list_key_fingerprints  # loaded on use: a new node has no keyring yet
 
@@ -130,8 +130,10 @@ def _explain_mode_repairs(mended: Sequence[FileChange]) -> str:
     return "; ".join(filter(None, (unread, explain_restriction(closing) if closing else "")))
 
 
-def _plan_rival_removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
-    states = ((file, known(facts.file(file), None)) for file in dict.fromkeys(rival.file for rival in rivals))
+def _plan_duplicate_removals(
+    rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]
+) -> list[Change]:
+    states = ((file, value_or(facts.file(file), None)) for file in dict.fromkeys(rival.file for rival in rivals))
     return [FileChange(file, state, None, refresh) for file, state in states if state is not None]
 
 
@@ -139,7 +141,7 @@ def _plan_keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigg
     fact = facts.file(repository.keyring)
     if file_matches(fact, repository.key):
         return []
-    present = need(fact, f"what {repository.keyring} holds")
+    present = require(fact, f"what {repository.keyring} holds")
     if present is not None and _is_exact_keyring(present.content, repository.key):
         return []
     return [FileChange(repository.keyring, present, repository.key, refresh)]
@@ -148,7 +150,7 @@ def _plan_keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigg
 def _restore_modes(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """Return the corrections of mode and owner of list and keyring; somebody else's list is left as it is."""
     own = [repository.list_file] if _choose_list_file(repository, sources) == repository.list_file else []
-    states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
+    states = ((path, value_or(facts.file(path), None)) for path in (repository.keyring, *own))
     return [
         FileChange(path, state, FileState(state.content))
         for path, state in states
@@ -206,7 +208,7 @@ def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], fa
     clashes = any(source.enabled and _describe_key_bypass(source, repository) for source in own)
     if not clashes and any(_is_correct_entry(source, repository) for source in sources):
         return []
-    present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
+    present = require(facts.file(repository.list_file), f"what {repository.list_file} holds")
     text = source_list(repository.uri, repository.keyring)
     return [FileChange(repository.list_file, present, FileState(text))]
 

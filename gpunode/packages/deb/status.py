@@ -8,8 +8,8 @@ from typing import Final
 
 from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 _STATUS_FIELD = Pattern(
     r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.distros import DEBIAN, UBUNTU, Family
 from gpunode.packages.deb.preferences import render_driver_pin
 from tests.needs import lacking
@@ -18,9 +18,9 @@ from tests.needs import lacking
 _LACKING = lacking("apt-get", "apt-ftparchive")
 pytestmark = pytest.mark.skipif(bool(_LACKING), reason=_LACKING)
 
-P580 = Choice(580, "", "proprietary", "")
-EXACT = Choice(580, "580.126.09", "proprietary", "")
-P595 = Choice(595, "", "open", "")
+P580 = DriverChoice(580, "", "proprietary", "")
+EXACT = DriverChoice(580, "580.126.09", "proprietary", "")
+P595 = DriverChoice(595, "", "open", "")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ DEBIANS_OWN = [
 ]
 
 
-def debian(tmp_path: Path, choice: Choice, *installed: Deb, family: Family = DEBIAN) -> Apt:
+def debian(tmp_path: Path, choice: DriverChoice, *installed: Deb, family: Family = DEBIAN) -> Apt:
     return Apt(
         tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, render_driver_pin(choice, family.origins)
     )
@@ -206,7 +206,7 @@ def test_upgrade_stays_in_the_branch(tmp_path: Path) -> None:
     }
 
 
-def ubuntu(tmp_path: Path, choice: Choice, *installed: Deb) -> Apt:
+def ubuntu(tmp_path: Path, choice: DriverChoice, *installed: Deb) -> Apt:
     nvidia = [
         deb
         for version in ("580.95.05-0ubuntu1", "580.178.04-1ubuntu1")
@@ -252,7 +252,7 @@ def test_unsuffixed_names_get_the_wanted_branch(tmp_path: Path) -> None:
 
 
 def test_branch_missing_in_the_index_has_no_candidate(tmp_path: Path) -> None:
-    apt = debian(tmp_path, Choice(610, "", "open", ""))
+    apt = debian(tmp_path, DriverChoice(610, "", "open", ""))
 
     assert apt.candidate("nvidia-driver-cuda") == "(none)"
     assert "no installation candidate" in apt.run("apt-get", "-s", "install", "nvidia-driver-cuda")

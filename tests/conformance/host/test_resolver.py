@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpunode.host import places
+from gpunode.host import rooted_paths
 from tests.fakes.examples import examples
 
 _OPENAT2 = 437  # the same number on every architecture
@@ -39,7 +39,7 @@ def kernel_inode(root: Path, path: str) -> int | None:
 
 def our_inode(root: Path, path: str) -> int | None:
     try:
-        with places.open_path(path, str(root)) as place:
+        with rooted_paths.open_path(path, str(root)) as place:
             return os.lstat(f"{root}{place.path}").st_ino
     except OSError:
         return None
@@ -93,9 +93,9 @@ def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tup
     """Behind a dangling link, too: an undo removes the folders recorded as made."""
     root = make_tree(tmp_path / "root", nodes)
     try:
-        expected = places.missing_folders(f"/{path}", root=str(root))
-        leads = places.resolve_path(f"/{path}", root=str(root))
+        expected = rooted_paths.missing_folders(f"/{path}", root=str(root))
+        leads = rooted_paths.resolve_path(f"/{path}", root=str(root))
     except OSError:
         return
-    with suppress(OSError), places.open_path(f"/{path}", str(root), make=True) as place:
+    with suppress(OSError), rooted_paths.open_path(f"/{path}", str(root), make=True) as place:
         assert (expected, leads) == (tuple(place.made_folders), place.path)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from gpunode import builtin
-from gpunode.kubernetes.forms import make_files
-from gpunode.kubernetes.render import RenderForm, render_cluster
+from gpunode.kubernetes.render import RenderFormat, render_cluster
+from gpunode.kubernetes.render_formats import make_files
 from tests.needs import asset, lacking_assets
 from tests.unit.kubernetes.clusters import CLUSTERS
 
@@ -64,7 +64,7 @@ def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], 
 
 @pytest.mark.parametrize("form", ["kustomize", "argocd", "flux"])
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "k8s-mps", "gpu-operator", "hami", "dra"])
-def test_kustomize_builds_the_rendered_folder(tmp_path: Path, name: str, form: RenderForm) -> None:
+def test_kustomize_builds_the_rendered_folder(tmp_path: Path, name: str, form: RenderFormat) -> None:
     found = render_cluster(builtin.read_recipe(name), CLUSTERS["eight"], form)
     objects, calls = build(tmp_path, make_files(found, form))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}

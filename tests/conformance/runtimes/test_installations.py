@@ -27,8 +27,8 @@ from gpunode.runtimes import (
     find_runtime,
 )
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
-from gpunode.runtimes.found import States, contents_of_states, gather_states
-from gpunode.runtimes.installations import choose_row
+from gpunode.runtimes.file_states import States, contents_of_states, gather_states
+from gpunode.runtimes.installations import resolve_runtime
 from tests.needs import lacking, program
 from tests.unit.runtimes.unconfigured import unconfigure
 
@@ -55,7 +55,7 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
     }
     kubelet = Kubelet(**{"cgroup_driver": None, **read_case(case)["kubelet"]})
     facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
-    row = choose_row(find_runtime("containerd"), facts).row
+    row = resolve_runtime(find_runtime("containerd"), facts).runtime
 
     def find(place: str) -> States:
         paths = match_pattern(place, present) if is_pattern(place) else [place]

@@ -19,7 +19,7 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, DesiredConfig, apply_edits, find_runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.found import contents_of_states, gather_states
+from gpunode.runtimes.file_states import contents_of_states, gather_states
 from gpunode.runtimes.model import Edit, Files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches, gpus, tables
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver, KernelModuleType
 
@@ -15,15 +15,15 @@ GTX_1080, V100, K80, T4, A100, GH200, B200, RTX_5090 = "1b80", "1db1", "102d", "
 RUBIN, UNKNOWN, KNOWN_FROM_615 = "3002", "3ffe", "2909"
 
 
-def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice | Refusal:
-    return choose(
+def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> DriverChoice | Refusal:
+    return choose_driver(
         [gpus.find_model(device_id) for device_id in device_ids], Driver(version=version, kernel_module_type=flavour)
     )
 
 
-def choose_driver(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice:
+def driver_for(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> DriverChoice:
     answer = ask(*device_ids, version=version, flavour=flavour)
-    assert isinstance(answer, Choice), answer
+    assert isinstance(answer, DriverChoice), answer
     return answer
 
 
@@ -51,35 +51,35 @@ def refusal_of(*device_ids: str, version: str = "auto", flavour: KernelModuleTyp
     ],
 )
 def test_host_gets_branch_and_flavour(host: list[str], branch: int, flavour: str) -> None:
-    choice = choose_driver(*host)
+    choice = driver_for(*host)
 
     assert (choice.branch, choice.flavour, choice.exact) == (branch, flavour, "")
 
 
 def test_reason_is_readable() -> None:
-    assert choose_driver(GTX_1080).reason == (
+    assert driver_for(GTX_1080).reason == (
         "GeForce GTX 1080 (Pascal): 580 is the last branch that supports it; open modules need Turing or newer"
     )
-    assert choose_driver(T4).reason == (
+    assert driver_for(T4).reason == (
         "Tesla T4 (Turing): 595 is the production branch; open modules, NVIDIA's default from 560 on"
     )
-    assert choose_driver(*[B200] * 8).reason == (
+    assert driver_for(*[B200] * 8).reason == (
         "B200 (Blackwell): 595 is the production branch; open modules, the only ones for it"
     )
 
 
 def test_mixed_host_names_the_deciding_gpu() -> None:
-    reason = choose_driver(T4, GTX_1080).reason
+    reason = driver_for(T4, GTX_1080).reason
 
     assert "580 is the last branch that supports GeForce GTX 1080 (Pascal)" in reason
 
 
 def test_ordinary_gpus_have_no_warnings() -> None:
-    assert choose_driver(GTX_1080).warnings == choose_driver(T4).warnings == choose_driver(B200).warnings == ()
+    assert driver_for(GTX_1080).warnings == driver_for(T4).warnings == driver_for(B200).warnings == ()
 
 
 def test_unknown_gpu_has_a_warning() -> None:
-    choice = choose_driver(UNKNOWN)
+    choice = driver_for(UNKNOWN)
 
     assert any("10de:3ffe" in warning and "not on any of NVIDIA's lists" in warning for warning in choice.warnings)
     assert "620 is the newest branch" in choice.reason
@@ -142,16 +142,16 @@ def test_branch_too_old_for_a_gpu_is_refused(gpu: str, version: str) -> None:
 def test_lts_is_the_newest_that_drives_every_gpu(
     host: list[str], flavour: KernelModuleType, branch: int, words: str
 ) -> None:
-    choice = choose_driver(*host, version="lts", flavour=flavour)
+    choice = driver_for(*host, version="lts", flavour=flavour)
 
     assert choice.branch == branch
     assert words in choice.reason
 
 
 def test_requested_version_is_used() -> None:
-    assert choose_driver(T4, version="production").branch == 595
-    assert (choose_driver(T4, version="580").branch, choose_driver(T4, version="580").exact) == (580, "")
-    exact = choose_driver(GTX_1080, version="580.178.04")
+    assert driver_for(T4, version="production").branch == 595
+    assert (driver_for(T4, version="580").branch, driver_for(T4, version="580").exact) == (580, "")
+    exact = driver_for(GTX_1080, version="580.178.04")
     assert (exact.branch, exact.exact) == (580, "580.178.04")
 
 
@@ -166,15 +166,15 @@ def test_branch_in_no_repository_is_refused(version: str) -> None:
 
 
 def test_ended_unknown_or_short_lived_branch_has_a_warning() -> None:
-    assert "no longer gets fixes" in choose_driver(T4, version="570").warnings[0]
-    assert "2026-02" in choose_driver(T4, version="570").warnings[0]
-    assert "newer than what gpunode knows" in choose_driver(T4, version="640").warnings[0]
-    assert "new-feature" in choose_driver(T4, version="615").warnings[0]
+    assert "no longer gets fixes" in driver_for(T4, version="570").warnings[0]
+    assert "2026-02" in driver_for(T4, version="570").warnings[0]
+    assert "newer than what gpunode knows" in driver_for(T4, version="640").warnings[0]
+    assert "new-feature" in driver_for(T4, version="615").warnings[0]
 
 
 def test_requested_flavour_is_used_or_refused() -> None:
-    assert choose_driver(T4, flavour="proprietary").flavour == "proprietary"
-    assert "as requested" in choose_driver(T4, flavour="proprietary").reason
+    assert driver_for(T4, flavour="proprietary").flavour == "proprietary"
+    assert "as requested" in driver_for(T4, flavour="proprietary").reason
     assert "do not drive GeForce GTX 1080" in refusal_of(GTX_1080, flavour="open").what
     assert "do not drive Tesla V100" in refusal_of(T4, V100, flavour="open").what
     assert "do not drive B200" in refusal_of(T4, B200, flavour="proprietary").what
@@ -183,9 +183,9 @@ def test_requested_flavour_is_used_or_refused() -> None:
 
 
 def test_default_flavour_below_560_is_proprietary_where_allowed() -> None:
-    assert choose_driver(T4, version="550").flavour == "proprietary"
-    assert choose_driver(T4, GH200, version="550").flavour == "open"
-    assert choose_driver(T4, version="550", flavour="open").flavour == "open"
+    assert driver_for(T4, version="550").flavour == "proprietary"
+    assert driver_for(T4, GH200, version="550").flavour == "open"
+    assert driver_for(T4, version="550", flavour="open").flavour == "open"
 
 
 def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
@@ -193,11 +193,11 @@ def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
     claimed = replace(gpus.find_model(GTX_1080), open_modules="yes")
     required = replace(gpus.find_model(V100), open_modules="required")
 
-    answer = choose([claimed, required], Driver())
+    answer = choose_driver([claimed, required], Driver())
 
-    assert isinstance(answer, Choice)
+    assert isinstance(answer, DriverChoice)
     assert (answer.branch, answer.flavour) == (580, "proprietary")
-    assert isinstance(choose([claimed], Driver(kernel_module_type="open")), Refusal)
+    assert isinstance(choose_driver([claimed], Driver(kernel_module_type="open")), Refusal)
 
 
 def test_choice_without_a_wanted_driver_is_an_error() -> None:
@@ -242,8 +242,8 @@ def test_every_refusal_has_what_why_and_hint(host: list[str], version: str, flav
 def test_choice_ignores_order_and_number_of_gpus(host: list[str]) -> None:
     one, other = ask(*host), ask(*reversed(host), *host)
 
-    if isinstance(one, Choice):
-        assert isinstance(other, Choice)
+    if isinstance(one, DriverChoice):
+        assert isinstance(other, DriverChoice)
         assert (one.branch, one.flavour) == (other.branch, other.flavour)
     else:
         assert isinstance(other, Refusal)
@@ -253,4 +253,4 @@ def test_choice_ignores_order_and_number_of_gpus(host: list[str]) -> None:
 def test_auto_serves_every_gpu_after_kepler(device_id: str) -> None:
     last = gpus.find_model(device_id).last_branch
 
-    assert isinstance(ask(device_id), Refusal if last is not None and last <= 470 else Choice)
+    assert isinstance(ask(device_id), Refusal if last is not None and last <= 470 else DriverChoice)

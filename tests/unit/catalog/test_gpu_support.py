@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.catalog import branches, tables
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import DriverChoice, choose_driver
 from gpunode.catalog.gpu_support import describe_support
 from gpunode.catalog.gpus import find_model, search_models
 from gpunode.outcome import Refusal
@@ -41,7 +41,7 @@ def test_listed_branches_are_those_that_a_driver_can_be_chosen_from() -> None:
         accepted = {
             branch.number
             for branch in branches.all_branches()
-            if isinstance(found := choose([model], Driver(version=str(branch.number))), Choice)
+            if isinstance(found := choose_driver([model], Driver(version=str(branch.number))), DriverChoice)
             or "kernel modules" in found.what
         }
         assert offered == accepted, model.name

@@ -17,7 +17,7 @@ from gpunode.facts.model import (
     PciDevice,
     Platform,
     Unit,
-    known,
+    value_or,
 )
 from gpunode.facts.nvml import Gpu, NvmlInventory
 from gpunode.host.rehearsal import RehearsalHost
@@ -112,7 +112,7 @@ def converged() -> Facts:
         package: replace(state, version="580.178.04-1" if package.name.startswith("nvidia-driver") else "1.20.1-1")
         if state.version.startswith("known after")
         else state
-        for package, state in known(node.packages, {}).items()
+        for package, state in value_or(node.packages, {}).items()
     }
     node = replace(node, packages=Known(packages, "dpkg-status"))
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.178.04", dkms=True)

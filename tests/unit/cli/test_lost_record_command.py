@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import FileState, PackageState
 from gpunode.cli.boundary import run_cli
 from gpunode.package_id import PackageId
@@ -16,7 +16,7 @@ from gpunode.packages.deb.preferences import PIN_FILE, render_driver_pin
 from tests.fakes.dpkg import STATUS, Packages
 from tests.fakes.memory_node import MemoryNode, command
 
-PIN = render_driver_pin(Choice(580, "", "open", "x"), ("Debian",))
+PIN = render_driver_pin(DriverChoice(580, "", "open", "x"), ("Debian",))
 PACKAGES = Packages({PackageId("libcuda1"): PackageState("580.95.05-1")}, {})
 LOST = "gpunode's record of this node was lost"
 

@@ -19,7 +19,7 @@ def desired_config(typed: RuntimeOptions) -> DesiredConfig:
 
 def test_defaults_are_those_of_nvidia_ctk() -> None:
     asked = parse_options(RuntimeOptions(), "/")
-    assert asked.row.id == "docker"
+    assert asked.runtime.id == "docker"
     assert asked.desired == DesiredConfig(handler="nvidia", binary="nvidia-container-runtime", exact=True)
     assert (asked.dumps, asked.notes) == ((), ())
 

@@ -6,7 +6,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.cli.runtime_config import edit_result_lines
 from gpunode.outcome import Planned
 from gpunode.workflow.ctk import CtkVerb, EditResult
-from gpunode.workflow.edits import CtkPlan
+from gpunode.workflow.ctk_plan import CtkPlan
 
 MADE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml"

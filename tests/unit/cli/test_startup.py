@@ -30,7 +30,7 @@ NOT_FOR_NOTHING = {
     "gpunode.workflow.apply",
     "gpunode.workflow.rehearse",
     "gpunode.workflow.ctk",
-    "gpunode.workflow.edits",
+    "gpunode.workflow.ctk_plan",
     "gpunode.workflow.live_state",
     "gpunode.workflow.rollback",
     "gpunode.workflow.status",

@@ -164,8 +164,8 @@ def test_words_for_two_causes_decide_for_neither() -> None:
     rules, words = rules_by_cause(), (True, True)
     first = suspects.RankedSuspect(Suspect("module-built-for-other-kernel", "x", (), ()), 0.9, *words)
     other = suspects.RankedSuspect(Suspect("gpu-memory-taken", "x", (), ()), 0.1, *words)
-    assert suspects.probability_alone((first, replace(other, has_own_words=False)), rules) == 0.9
-    assert suspects.probability_alone((first, other), rules) == 0.0
+    assert suspects.standalone_probability((first, replace(other, has_user_phrase=False)), rules) == 0.9
+    assert suspects.standalone_probability((first, other), rules) == 0.0
 
 
 def test_version_of_the_driver_tells_nothing_beside_another_failure() -> None:

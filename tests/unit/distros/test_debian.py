@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.distros import DEBIAN
 from gpunode.package_id import PackageId
 from tests.ids import by_id
 
-PASCAL = Choice(580, "", "proprietary", "")
-TURING_LTS = Choice(580, "", "open", "")
-TURING = Choice(595, "", "open", "")
-NEWEST = Choice(615, "", "open", "")
+PASCAL = DriverChoice(580, "", "proprietary", "")
+TURING_LTS = DriverChoice(580, "", "open", "")
+TURING = DriverChoice(595, "", "open", "")
+NEWEST = DriverChoice(615, "", "open", "")
 MODULES = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
 
 
@@ -20,7 +20,7 @@ def installed_packages(*names: str) -> dict[str, PackageState]:
 
 
 @pytest.mark.parametrize("choice", [PASCAL, TURING_LTS, TURING, NEWEST])
-def test_compute_scope_has_the_same_names_in_every_branch(choice: Choice) -> None:
+def test_compute_scope_has_the_same_names_in_every_branch(choice: DriverChoice) -> None:
     packages = DEBIAN.driver_packages(choice, "compute")
 
     assert packages == ("nvidia-driver-cuda", MODULES[choice.flavour], "nvidia-persistenced")
@@ -39,10 +39,10 @@ def test_media_scope_adds_encoding_and_decoding() -> None:
         (PASCAL, "cuda-drivers-580"),
         (TURING, "nvidia-open"),
         (NEWEST, "nvidia-open"),
-        (Choice(595, "", "proprietary", ""), "cuda-drivers"),
+        (DriverChoice(595, "", "proprietary", ""), "cuda-drivers"),
     ],
 )
-def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> None:
+def test_full_scope_uses_the_nvidia_meta_package(choice: DriverChoice, meta: str) -> None:
     assert DEBIAN.driver_packages(choice, "full") == (meta, MODULES[choice.flavour], "nvidia-persistenced")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpunode.catalog import branches, tables
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT_REPOSITORY, cuda_repository
 from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported_distros
@@ -85,7 +85,7 @@ def test_supported_releases_are_listed_readably() -> None:
 def test_every_choice_includes_its_module_package(known: Family, scope: DriverScope) -> None:
     for branch in branches.all_branches():
         for flavour in branch.flavours:
-            choice = Choice(branch.number, "", flavour, "")
+            choice = DriverChoice(branch.number, "", flavour, "")
             packages = known.driver_packages(choice, scope)
             assert known.dkms_package(choice) in packages
             assert len(set(packages)) == len(packages)
@@ -117,8 +117,8 @@ def test_list_file_equals_that_of_nvidia() -> None:
 
 def test_pin_file_states_its_purpose_and_version() -> None:
     for known in DISTROS:
-        branch = render_driver_pin(Choice(580, "", "proprietary", ""), known.origins).decode()
-        exact = render_driver_pin(Choice(580, "580.178.04", "proprietary", ""), known.origins).decode()
+        branch = render_driver_pin(DriverChoice(580, "", "proprietary", ""), known.origins).decode()
+        exact = render_driver_pin(DriverChoice(580, "580.178.04", "proprietary", ""), known.origins).decode()
         assert branch.startswith("# Written by gpunode")
         assert "Pin: version 580.*\nPin-Priority: 1001\n" in branch
         assert "Pin: version 580.178.04-*\nPin-Priority: 1001\n" in exact

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.distros import UBUNTU
 from gpunode.package_id import PackageId
 from tests.ids import by_id
 
-PASCAL = Choice(580, "", "proprietary", "")
-TURING_LTS = Choice(580, "", "open", "")
-TURING = Choice(595, "", "open", "")
-NEWEST = Choice(615, "", "open", "")
-OLD = Choice(570, "", "open", "")
+PASCAL = DriverChoice(580, "", "proprietary", "")
+TURING_LTS = DriverChoice(580, "", "open", "")
+TURING = DriverChoice(595, "", "open", "")
+NEWEST = DriverChoice(615, "", "open", "")
+OLD = DriverChoice(570, "", "open", "")
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,17 @@ OLD = Choice(570, "", "open", "")
         (TURING_LTS, "libnvidia-compute-580 nvidia-utils-580 nvidia-dkms-580-open nvidia-persistenced"),
         (TURING, "libnvidia-compute nvidia-dkms-open nvidia-persistenced"),
         (NEWEST, "libnvidia-compute nvidia-dkms-open nvidia-persistenced"),
-        (Choice(595, "", "proprietary", ""), "libnvidia-compute nvidia-dkms nvidia-persistenced"),
+        (DriverChoice(595, "", "proprietary", ""), "libnvidia-compute nvidia-dkms nvidia-persistenced"),
         (OLD, "libnvidia-compute-570 nvidia-utils-570 nvidia-dkms-570-open nvidia-compute-utils-570"),
     ],
 )
-def test_compute_package_names_include_the_branch_up_to_580(choice: Choice, packages: str) -> None:
+def test_compute_package_names_include_the_branch_up_to_580(choice: DriverChoice, packages: str) -> None:
     assert UBUNTU.driver_packages(choice, "compute") == tuple(packages.split())
     assert UBUNTU.dkms_package(choice) in packages.split()
 
 
 def test_media_scope_adds_encoding_and_decoding() -> None:
-    def added(choice: Choice) -> set[str]:
+    def added(choice: DriverChoice) -> set[str]:
         return set(UBUNTU.driver_packages(choice, "media")) - set(UBUNTU.driver_packages(choice, "compute"))
 
     assert added(PASCAL) == {"libnvidia-encode-580", "libnvidia-decode-580"}
@@ -46,10 +46,10 @@ def test_media_scope_adds_encoding_and_decoding() -> None:
         (TURING_LTS, "nvidia-open-580"),
         (TURING, "nvidia-open"),
         (NEWEST, "nvidia-open"),
-        (Choice(595, "", "proprietary", ""), "cuda-drivers"),
+        (DriverChoice(595, "", "proprietary", ""), "cuda-drivers"),
     ],
 )
-def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> None:
+def test_full_scope_uses_the_nvidia_meta_package(choice: DriverChoice, meta: str) -> None:
     packages = UBUNTU.driver_packages(choice, "full")
 
     assert packages[0] == meta

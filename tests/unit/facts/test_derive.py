@@ -12,7 +12,7 @@ from gpunode.change import FileState, PackageState, ServiceState
 from gpunode.errors import Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, ProbeOutcome, decode_matches, encode_matches
-from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
+from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, require
 from gpunode.facts.probes import PROBES, list_probes
 from gpunode.package_id import PackageId
 
@@ -51,13 +51,13 @@ def node(**changed: Capture | None) -> Evidence:
 
 def test_facts_of_an_ordinary_node() -> None:
     facts = derive(node())
-    assert need(facts.distro, "the distribution").codename == "bookworm"
-    assert need(facts.architecture, "the architecture") == "amd64"
-    assert need(facts.platform, "the platform").kind == "bare-metal"
-    assert need(facts.kernels, "the kernels") == Kernels("6.1.0-25-amd64", ("6.1.0-25-amd64",))
-    assert need(facts.packages, "the packages")[PackageId("nvidia-driver")] == PackageState("470.256.02-1")
-    assert need(facts.loaded_driver, "the driver") is None
-    assert [one.uri for one in need(facts.sources, "the sources")] == ["https://r/"]
+    assert require(facts.distro, "the distribution").codename == "bookworm"
+    assert require(facts.architecture, "the architecture") == "amd64"
+    assert require(facts.platform, "the platform").kind == "bare-metal"
+    assert require(facts.kernels, "the kernels") == Kernels("6.1.0-25-amd64", ("6.1.0-25-amd64",))
+    assert require(facts.packages, "the packages")[PackageId("nvidia-driver")] == PackageState("470.256.02-1")
+    assert require(facts.loaded_driver, "the driver") is None
+    assert [one.uri for one in require(facts.sources, "the sources")] == ["https://r/"]
     assert facts.file("/etc/containerd/config.toml") == Known(
         FileState(b"version = 2\n", 0o640, 0, 4), "file:/etc/containerd/config.toml"
     )
@@ -105,7 +105,7 @@ def test_missing_evidence_gives_unknown_facts() -> None:
     assert unknown_facts(facts) >= {"distro", "platform", "devices", "packages", "modules", "loaded_driver", "sources"}
     assert all(isinstance(unit, Unknown) for unit in facts.units.values())
     with pytest.raises(Undetermined, match="the packages"):
-        need(facts.packages, "the packages")
+        require(facts.packages, "the packages")
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_sysfs_replaces_a_missing_lspci() -> None:
         "/sys/bus/pci/devices/0000:01:00.0/modalias", data=b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
     )
     facts = derive(node(pci_modalias=listing("/sys/bus/pci/devices/*/modalias", alias)))
-    assert [one.device for one in need(facts.devices, "the devices")] == ["1b80"]
+    assert [one.device for one in require(facts.devices, "the devices")] == ["1b80"]
     assert isinstance(derive(node()).devices, Unknown)
 
 
 def test_image_does_not_use_facts_of_the_running_kernel() -> None:
     loaded = ok("/proc/modules", "nouveau 1 0 - Live 0x0\n")
     facts = derive(node(modules=loaded, units=ok("systemctl show x.service", "Id=x.service\n")), image=True)
-    assert need(facts.platform, "the platform").kind == "image"
-    assert need(facts.kernels, "the kernels").running is None
-    assert need(facts.modules, "the modules") == frozenset()
+    assert require(facts.platform, "the platform").kind == "image"
+    assert require(facts.kernels, "the kernels").running is None
+    assert require(facts.modules, "the modules") == frozenset()
     assert isinstance(facts.boot_id, Unknown)
     assert isinstance(facts.devices, Unknown)
     assert facts.units["x.service"] == Known(Unit(ServiceState(False, False), exists=False), "unit-wants")

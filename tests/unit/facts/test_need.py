@@ -5,7 +5,7 @@ import pytest
 from gpunode.errors import Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture
-from gpunode.facts.model import Unknown, need
+from gpunode.facts.model import Unknown, require
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ from gpunode.facts.model import Unknown, need
 )
 def test_hint_fits_the_reason_of_an_unknown_fact(unknown: Unknown, hint: str) -> None:
     with pytest.raises(Undetermined) as caught:
-        need(unknown, "which it is")
+        require(unknown, "which it is")
     assert hint in caught.value.hint
     assert "file:" not in caught.value.why
 
 
 def test_unreadable_file_is_named_once() -> None:
     with pytest.raises(Undetermined) as caught:
-        need(Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "what /etc/x holds")
+        require(Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "what /etc/x holds")
     assert caught.value.why == "/etc/x may not be read: Permission denied"
 
 
@@ -39,5 +39,5 @@ def test_missing_program_comes_with_its_install_command() -> None:
     rest = {key: Capture(key, "absent") for key in ("dev-dxg", "tegra-release", "device-tree", "container-manager")}
     facts = derive({"virt": virt, "kernel-release": Capture("uname -r", "ok", b"6.1"), "dockerenv": virt, **rest})
     with pytest.raises(Undetermined, match="cannot tell where this is") as caught:
-        need(facts.platform, "where this is")
+        require(facts.platform, "where this is")
     assert caught.value.hint.endswith("\nsudo apt-get install systemd")

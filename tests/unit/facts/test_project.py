@@ -29,7 +29,7 @@ from gpunode.facts.model import (
     Unit,
     Unknown,
     file_matches,
-    need,
+    require,
 )
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Planned
@@ -111,9 +111,9 @@ def test_projected_facts_name_the_plan_as_their_source(facts: Facts) -> None:
 def test_list_file_adds_its_sources(facts: Facts) -> None:
     change = FileChange(LIST, None, FileState(b"deb [signed-by=/k.gpg] https://r/x/ /\n"))
     after = project_changes(facts, [change])
-    assert [(one.file, one.signed_by) for one in need(after.sources, "x")] == [(LIST, "/k.gpg")]
-    assert need(project_changes(after, [change]).sources, "x") == need(after.sources, "x")
-    assert need(project_changes(after, [FileChange(LIST, None, None)]).sources, "x") == ()
+    assert [(one.file, one.signed_by) for one in require(after.sources, "x")] == [(LIST, "/k.gpg")]
+    assert require(project_changes(after, [change]).sources, "x") == require(after.sources, "x")
+    assert require(project_changes(after, [FileChange(LIST, None, None)]).sources, "x") == ()
 
 
 def test_invalid_list_gives_unknown_sources(facts: Facts) -> None:
@@ -123,14 +123,14 @@ def test_invalid_list_gives_unknown_sources(facts: Facts) -> None:
 
 def test_list_with_non_utf8_comments_is_parsed(facts: Facts) -> None:
     after = project_changes(facts, [FileChange(LIST, None, FileState(b"# f\xfcr\ndeb https://r/x/ /\n"))])
-    assert [one.file for one in need(after.sources, "x")] == [LIST]
+    assert [one.file for one in require(after.sources, "x")] == [LIST]
 
 
 def test_headers_and_a_dkms_driver_give_every_kernel_a_module(facts: Facts) -> None:
     todo = [install("nvidia-dkms-580-open", "580."), install(f"linux-headers-{KERNEL}"), install("linux-headers-amd64")]
     after = project_changes(facts, todo)
-    assert need(after.headers, "x") == {KERNEL}
-    assert need(after.packages, "x")[PackageId("nvidia-dkms-580-open")].version == "580."
+    assert require(after.headers, "x") == {KERNEL}
+    assert require(after.packages, "x")[PackageId("nvidia-dkms-580-open")].version == "580."
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.", dkms=True)
     assert after.module_files == Known((built,), PLAN_PROBE_KEY)
 
@@ -156,7 +156,7 @@ def test_modules_are_built_only_by_dkms_and_its_packages(facts: Facts) -> None:
     )
 
     def modules(*changes: Change) -> list[str]:
-        return [one.version for one in need(project_changes(node, changes).module_files, "x")]
+        return [one.version for one in require(project_changes(node, changes).module_files, "x")]
 
     assert modules(CommandChange(("dkms", "autoinstall"), "no module")) == ["470"]
     assert modules(install("linux-headers-6.1.0-26-amd64")) == ["470", "470"]
@@ -187,7 +187,7 @@ def test_nothing_is_built_without_a_driver_or_known_headers(facts: Facts) -> Non
 )
 def test_packages_that_build_the_driver(facts: Facts, name: str, builds: bool) -> None:
     with_headers = replace(facts, headers=Known(frozenset({KERNEL}), "kernel-builds"))
-    assert bool(need(project_changes(with_headers, [install(name)]).module_files, "x")) is builds
+    assert bool(require(project_changes(with_headers, [install(name)]).module_files, "x")) is builds
 
 
 def test_purged_driver_removes_its_modules_but_not_prebuilt_ones(facts: Facts) -> None:
@@ -199,8 +199,8 @@ def test_purged_driver_removes_its_modules_but_not_prebuilt_ones(facts: Facts) -
         module_files=Known((prebuilt, ModuleFile(KERNEL, "/x", "470.256.02", dkms=True)), "modules-dkms"),
     )
     after = project_changes(node, [PackageChange(PackageId("nvidia-kernel-dkms"), before, None)])
-    assert need(after.module_files, "x") == (prebuilt,)
-    assert need(after.packages, "x") == {}
+    assert require(after.module_files, "x") == (prebuilt,)
+    assert require(after.packages, "x") == {}
 
 
 def test_loaded_driver_has_version_and_flavour(facts: Facts) -> None:
@@ -209,7 +209,7 @@ def test_loaded_driver_has_version_and_flavour(facts: Facts) -> None:
         facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)]
     )
     after = project_changes(after, [ModuleChange("nvidia", False, True)])
-    assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
+    assert require(after.modules, "x") == {"nvidia", "nvidia_uvm"}
     assert after.loaded_driver == Known(LoadedDriver("595.91.07", True), PLAN_PROBE_KEY)
     assert project_changes(after, [ModuleChange("nvidia-uvm", True, False)]).loaded_driver == after.loaded_driver
     assert project_changes(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN_PROBE_KEY)
@@ -224,7 +224,7 @@ def test_repair_step_clears_the_interrupted_state(facts: Facts) -> None:
     broken = replace(facts, packages_interrupted=Known(value=True, probe="x"))
     outcome = REPAIR_STEP.plan(Recipe("test"), broken)
     assert isinstance(outcome, Planned)
-    assert need(project_changes(broken, outcome.changes).packages_interrupted, "x") is False
+    assert require(project_changes(broken, outcome.changes).packages_interrupted, "x") is False
 
 
 def test_service_change_and_repair_are_projected(facts: Facts) -> None:
@@ -236,8 +236,8 @@ def test_service_change_and_repair_are_projected(facts: Facts) -> None:
             deb.REPAIR_COMMAND,
         ],
     )
-    assert need(after.units["nvidia-persistenced.service"], "x").state == running
-    assert need(after.packages_interrupted, "x") is False
+    assert require(after.units["nvidia-persistenced.service"], "x").state == running
+    assert require(after.packages_interrupted, "x") is False
 
 
 @pytest.mark.parametrize("argv", [("dpkg", "--audit"), ("tool", "--configure"), ("dkms", "autoinstall")])
@@ -254,7 +254,7 @@ def test_changed_unit_exists_and_keeps_its_other_facts(facts: Facts) -> None:
 
 def test_held_package_stays_held(facts: Facts) -> None:
     change = PackageChange(PackageId("containerd"), PackageState("1.6", held=True), KnownAfter())
-    assert need(project_changes(facts, [change]).packages, "x")[PackageId("containerd")].held
+    assert require(project_changes(facts, [change]).packages, "x")[PackageId("containerd")].held
 
 
 def test_unknown_facts_stay_unknown() -> None:

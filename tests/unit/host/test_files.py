@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import decode_matches
-from gpunode.host import files, globs, places
+from gpunode.host import files, globs, rooted_paths
 from tests.fakes.examples import examples
 
 UID, GID = os.getuid(), os.getgid()
@@ -63,7 +63,7 @@ def test_symlink_is_kept_and_its_target_in_the_root_replaced(tmp_path: Path, tar
     files.replace_file("/etc/link", file_state(b"new"), root=str(tmp_path))
     assert os.readlink(tmp_path / "etc/link") == target
     assert (tmp_path / "real/target").read_bytes() == b"new"
-    assert places.resolve_path("/etc/link", root=str(tmp_path)) == "/real/target"
+    assert rooted_paths.resolve_path("/etc/link", root=str(tmp_path)) == "/real/target"
 
 
 def test_symlink_out_of_the_root_does_not_touch_the_outside(tmp_path: Path) -> None:

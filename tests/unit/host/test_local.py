@@ -30,8 +30,8 @@ from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Probe, decode_matches
 from gpunode.host import files
 from gpunode.host.local import LocalHost
-from gpunode.host.places import OpenedPath
 from gpunode.host.port import Host, Progress
+from gpunode.host.rooted_paths import OpenedPath
 from gpunode.package_id import PackageId
 from gpunode.workflow.converge import run_probes
 from tests.fakes.examples import examples

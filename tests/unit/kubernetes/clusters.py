@@ -8,9 +8,9 @@ from typing import Final
 
 from gpunode import builtin
 from gpunode.catalog.gpus import find_model
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.kubernetes.render import RenderForm, render_cluster
+from gpunode.kubernetes.render import RenderFormat, render_cluster
+from gpunode.kubernetes.render_formats import make_files
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 _A100, _H100, _H200, _B200, _T4, _GTX = "20b2", "2330", "2335", "2901", "1eb8", "1b80"
@@ -30,7 +30,7 @@ CLUSTERS: Final[Mapping[str, tuple[ClusterNode, ...]]] = {
     "fleet": (node("gpu-02", _B200, 8, kubelet="kubelet", reads_cdi=True), node("gpu-01", _H100, 8, kubelet="kubelet")),
 }
 RECIPES: Final = ("k8s-containerd", "k8s-time-slicing", "k8s-mps", "k8s-mig", "gpu-operator", "hami", "dra", "k3s")
-_GOLDEN: Final[Sequence[tuple[str, str, RenderForm]]] = (
+_GOLDEN: Final[Sequence[tuple[str, str, RenderFormat]]] = (
     ("k8s-containerd", "one", "manifests"),
     ("k8s-time-slicing", "k3s", "kustomize"),
     ("k8s-mps", "eight", "manifests"),
@@ -46,7 +46,7 @@ _GOLDEN: Final[Sequence[tuple[str, str, RenderForm]]] = (
 )
 
 
-def text_of(recipe: str, cluster: str, form: RenderForm) -> str:
+def text_of(recipe: str, cluster: str, form: RenderFormat) -> str:
     """Return all files of a render, one after the other."""
     made = make_files(render_cluster(builtin.read_recipe(recipe), CLUSTERS[cluster], form), form)
     return "".join(f"=== {path}\n{text}" for path, text in made.items())

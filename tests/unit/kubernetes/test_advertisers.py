@@ -10,7 +10,7 @@ import pytest
 from gpunode import builtin
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.advertisers import refuse_second_advertiser
+from gpunode.kubernetes.advertisers import check_other_advertisers
 from gpunode.kubernetes.model import RenderedCluster
 from gpunode.kubernetes.render import render_cluster
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -56,7 +56,7 @@ def affinity(*terms: object) -> dict[str, Any]:
 
 
 def look(*objects: Any, wanted: RenderedCluster = PLUGIN, releases: tuple[HelmRelease, ...] = ()) -> tuple[str, ...]:
-    return refuse_second_advertiser(wanted, objects, [NODE], releases)
+    return check_other_advertisers(wanted, objects, [NODE], releases)
 
 
 OPERAND = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])

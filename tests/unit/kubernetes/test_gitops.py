@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 
 from gpunode import builtin
 from gpunode.errors import RecipeError, Refused
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import RenderedCluster
-from gpunode.kubernetes.render import GITOPS_FORMS, RenderForm, render_cluster
+from gpunode.kubernetes.render import GITOPS_FORMS, RenderFormat, render_cluster
+from gpunode.kubernetes.render_formats import make_files
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS
 from tests.unit.kubernetes.test_render import CASES, documents, unknown_keys
@@ -29,7 +29,7 @@ REMOTE = (
 )
 
 
-def render(text: str, cluster: str, form: RenderForm) -> tuple[RenderedCluster, dict[str, str]]:
+def render(text: str, cluster: str, form: RenderFormat) -> tuple[RenderedCluster, dict[str, str]]:
     """Return the objects and files of a recipe."""
     found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text), CLUSTERS[cluster], form)
     return found, dict(make_files(found, form))
@@ -47,7 +47,7 @@ def referenced_files(made: dict[str, str], path: str = "kustomization.yaml") -> 
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), GITOPS)
-def test_gitops_objects_match_their_custom_resource_schemas(name: str, cluster: str, form: RenderForm) -> None:
+def test_gitops_objects_match_their_custom_resource_schemas(name: str, cluster: str, form: RenderFormat) -> None:
     _, made = render(f'extends = "{name}"\n{REMOTE if cluster == "fleet" else ""}', cluster, form)
     every = [one for one in documents(made) if kind_of(one) in SCHEMAS]
     assert [error.message for one in every for error in SCHEMAS[kind_of(one)].iter_errors(one)] == []
@@ -56,7 +56,7 @@ def test_gitops_objects_match_their_custom_resource_schemas(name: str, cluster: 
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), GITOPS)
-def test_controller_applies_every_file_but_the_test_pod(name: str, cluster: str, form: RenderForm) -> None:
+def test_controller_applies_every_file_but_the_test_pod(name: str, cluster: str, form: RenderFormat) -> None:
     found, made = render(f'extends = "{name}"\n', cluster, form)
     taken = referenced_files(made)
     assert taken <= made.keys()

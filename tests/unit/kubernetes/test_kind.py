@@ -13,8 +13,8 @@ from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, ClusterIdentity
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.render import render_cluster, select_member_nodes
+from gpunode.kubernetes.render_formats import make_files
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import make_plan

@@ -21,16 +21,16 @@ from gpunode import yaml as own_yaml
 from gpunode.catalog import mig
 from gpunode.catalog.gpus import find_model
 from gpunode.errors import Refused
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG_LABEL, ChartRelease, ClusterNode, RenderedCluster
-from gpunode.kubernetes.render import RenderForm, render_cluster
+from gpunode.kubernetes.render import RenderFormat, render_cluster
+from gpunode.kubernetes.render_formats import make_files
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from tests.fakes.examples import sample
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 
-FORMS: tuple[RenderForm, ...] = get_args(RenderForm)
+FORMS: tuple[RenderFormat, ...] = get_args(RenderFormat)
 KEYS = Path(__file__).parent / "chart_keys.csv"
 PLUGIN_FILE = Draft202012Validator(json.loads((Path(__file__).parent / "plugin_config.schema.json").read_text()))
 # The chart of the device plugin cannot be used on microk8s, and not every GPU has MIG.
@@ -75,7 +75,7 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
 
-def render_builtin(name: str, cluster: str, form: RenderForm = "manifests") -> RenderedCluster:
+def render_builtin(name: str, cluster: str, form: RenderFormat = "manifests") -> RenderedCluster:
     return render_cluster(builtin.read_recipe(name), CLUSTERS[cluster], form)
 
 
@@ -85,7 +85,7 @@ def test_render_matches_its_golden_file(place: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: RenderForm) -> None:
+def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: RenderFormat) -> None:
     found = render_builtin(name, cluster, form)
     made = make_files(found, form)
     every = documents(made)
@@ -104,7 +104,7 @@ def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), sample(CASES, "order", str, 40))
-def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: RenderForm) -> None:
+def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: RenderFormat) -> None:
     wanted = builtin.read_recipe(name)
     one, other = (
         make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
@@ -576,7 +576,7 @@ def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None
         ("hami", "manifests", "passDeviceSpecsEnabled: true"),
     ],
 )
-def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: RenderForm, key: str) -> None:
+def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: RenderFormat, key: str) -> None:
     """Otherwise the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read_recipe(name), nodes, form)

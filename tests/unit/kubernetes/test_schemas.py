@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gpunode import builtin
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.render import render_cluster
+from gpunode.kubernetes.render_formats import make_files
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES
 
 pytest.importorskip("kubernetes_validate")

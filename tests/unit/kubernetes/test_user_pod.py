@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from gpunode import builtin
-from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import RenderedCluster, RenderedObject
-from gpunode.kubernetes.render import RenderForm, render_cluster
+from gpunode.kubernetes.render import RenderFormat, render_cluster
+from gpunode.kubernetes.render_formats import make_files
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
 
@@ -32,7 +32,7 @@ BOTH = {
 }
 
 
-def render_recipe(text: str, *nodes: Any, form: RenderForm = "manifests") -> RenderedCluster:
+def render_recipe(text: str, *nodes: Any, form: RenderFormat = "manifests") -> RenderedCluster:
     return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text), nodes, form)
 
 

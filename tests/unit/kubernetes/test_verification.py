@@ -12,6 +12,14 @@ import pytest
 from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
+from gpunode.kubernetes.gpu_test_pods import (
+    GpuTestPod,
+    GpuTestPodResult,
+    check_sharing,
+    check_test_pod,
+    find_resource_users,
+    make_test_pods,
+)
 from gpunode.kubernetes.live_checks import (
     check_daemon_set,
     check_handlers,
@@ -25,14 +33,6 @@ from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.pods import find_problem, find_refused_pods, find_untolerated_taint
 from gpunode.kubernetes.render import render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
-from gpunode.kubernetes.trials import (
-    GpuTestPod,
-    GpuTestPodResult,
-    check_sharing,
-    check_test_pod,
-    find_resource_users,
-    make_test_pods,
-)
 from gpunode.recipe.kubernetes import Kubernetes, Taint
 from tests.unit.kubernetes.clusters import node
 

@@ -9,7 +9,7 @@ from gpunode.diagnoses.model import STACK_LAYERS
 from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import fleet_page
 from gpunode.page.markup import PageOrigin
-from gpunode.page.words import STATE_MARKS, collapse_ranges
+from gpunode.page.words import LAYER_MARKS, collapse_ranges
 from gpunode.workflow.fleet import Deviation, Drift, FleetRow, summarize_fleet
 from tests.unit.page.nodes import HOSTILE
 from tests.unit.page.test_page import Seen
@@ -69,7 +69,7 @@ def test_only_nodes_that_need_a_look_have_a_row() -> None:
 def test_each_state_of_a_layer_has_its_own_mark() -> None:
     legend = "✗ broken · ! at risk · ↳ affected · ✓ works · ○ looked at · ? not seen · – none here"
     assert legend in render_fleet(BROKEN)
-    assert len({mark for mark, _ in STATE_MARKS.values()}) == len(STATES)
+    assert len({mark for mark, _ in LAYER_MARKS.values()}) == len(STATES)
 
 
 def test_page_of_5000_worst_case_nodes_is_below_5_mb() -> None:

@@ -9,8 +9,8 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
 from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
 from gpunode.runtimes.containerd_files import CONFIG, find_config_argument, is_pattern, match_pattern
-from gpunode.runtimes.found import contents_of_states, gather_states, states_from_facts
-from gpunode.runtimes.installations import choose_row
+from gpunode.runtimes.file_states import contents_of_states, gather_states, states_from_facts
+from gpunode.runtimes.installations import resolve_runtime
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
@@ -78,9 +78,9 @@ def test_file_named_by_the_unit_is_edited_and_restored() -> None:
 
 def test_config_option_overrides_the_file_of_the_unit() -> None:
     files = read_on(node(), DesiredConfig())
-    assert ROW.locate_row(ROW, files, DesiredConfig()).config == OWN
-    assert ROW.locate_row(ROW, files, DesiredConfig(config=CONFIG)) is ROW
-    assert ROW.locate_row(ROW, {LIB: USUAL}, DesiredConfig()) is ROW
+    assert ROW.adapt_to_node(ROW, files, DesiredConfig()).config == OWN
+    assert ROW.adapt_to_node(ROW, files, DesiredConfig(config=CONFIG)) is ROW
+    assert ROW.adapt_to_node(ROW, {LIB: USUAL}, DesiredConfig()) is ROW
     (edit,) = ROW.configure(read_on(node(), DesiredConfig(config=CONFIG)), DesiredConfig(config=CONFIG)).edits
     assert edit.path == CONFIG
 
@@ -89,7 +89,7 @@ def test_environment_variable_of_the_unit_is_expanded() -> None:
     unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
     own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
     files = read_on(node(**{LIB: unit, DROP_IN: own}), DesiredConfig())
-    assert ROW.locate_row(ROW, files, DesiredConfig()).config == OWN
+    assert ROW.adapt_to_node(ROW, files, DesiredConfig()).config == OWN
 
 
 def test_unit_file_is_not_parsed_as_configuration() -> None:
@@ -115,7 +115,7 @@ def test_few_paths_are_read_without_containerd() -> None:
 
 def test_setup_edits_the_file_named_by_the_unit() -> None:
     facts = machine(files=node())
-    row = choose_row(ROW, facts).row
+    row = resolve_runtime(ROW, facts).runtime
     assert row.config == OWN
     assert {LIB, DROP_IN, OWN} < set(contents_of_states(states_from_facts(facts, row, DesiredConfig())))
 
@@ -123,4 +123,4 @@ def test_setup_edits_the_file_named_by_the_unit() -> None:
 def test_masked_unit_names_no_file() -> None:
     facts = machine(files=node())
     facts.files[ETC] = Unknown("it is a character device", f"file:{ETC}")  # type: ignore[index]  # a dict here
-    assert choose_row(ROW, facts).row is ROW
+    assert resolve_runtime(ROW, facts).runtime is ROW

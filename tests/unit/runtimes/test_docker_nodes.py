@@ -15,8 +15,8 @@ from gpunode.facts.model import Unknown
 from gpunode.runtimes import DesiredConfig, Edit, apply_edits, find_runtime
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.docker import applies_on_reload, configure, inspect, keeps_containers
-from gpunode.runtimes.docker_nodes import locate_row
-from gpunode.runtimes.found import contents_of_states, gather_states, probe_states, states_from_facts
+from gpunode.runtimes.docker_nodes import adapt_to_node
+from gpunode.runtimes.file_states import contents_of_states, gather_states, probe_states, states_from_facts
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
@@ -70,7 +70,7 @@ def test_all_relevant_docker_files_are_read_in_few_rounds() -> None:
 
     files = contents_of_states(gather_states(ROW, DesiredConfig(), find))
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
-    assert locate_row(ROW, files, DesiredConfig()).config == "/srv/docker.json"
+    assert adapt_to_node(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 
 
 def test_masked_unit_is_treated_as_empty() -> None:
@@ -95,11 +95,11 @@ def test_file_named_by_the_config_file_flag_is_edited() -> None:
     path, document = configure_one_file(files, DesiredConfig(default=True))
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
-    assert (locate_row(ROW, files, DesiredConfig()).config, locate_row(ROW, files, DesiredConfig()).unit) == (
+    assert (adapt_to_node(ROW, files, DesiredConfig()).config, adapt_to_node(ROW, files, DesiredConfig()).unit) == (
         path,
         "docker.service",
     )
-    assert locate_row(ROW, engine(), DesiredConfig()) is ROW
+    assert adapt_to_node(ROW, engine(), DesiredConfig()) is ROW
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"debug": true}\n', b'\xef\xbb\xbf\n{"debug": true}\n'])
@@ -191,7 +191,7 @@ def test_docker_snap_has_its_own_file_and_unit() -> None:
     bare = DesiredConfig(binary="nvidia-container-runtime")
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
     assert configure_one_file(files, bare)[0] == SNAP
-    assert locate_row(ROW, files, bare).unit == "snap.docker.dockerd.service"
+    assert adapt_to_node(ROW, files, bare).unit == "snap.docker.dockerd.service"
     masked = {"/etc/systemd/system/docker.service": b"", **engine()}
     assert configure_one_file({**files, **masked}, bare)[0] == SNAP
     del files[SNAP_UNIT]
@@ -233,7 +233,7 @@ def test_rootless_docker_is_recognized_by_its_file() -> None:
     assert [(edit.path, edit.ownership_template) for edit in edited.edits] == [(HOME_CONFIG, HOME_UNIT)]
     assert "systemctl --user restart docker" in edited.notes[0]
     assert "no-cgroups" in edited.notes[1]
-    assert locate_row(ROW, files, desired).unit == ""
+    assert adapt_to_node(ROW, files, desired).unit == ""
     assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.list_read_paths(files, desired))
     files["/etc/nvidia-container-runtime/config.toml"] = b"[nvidia-container-cli]\nno-cgroups = true\n"
     assert len(configure(files, desired).notes) == 1

@@ -11,7 +11,7 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, MisreadKubelet, Unknown
 from gpunode.runtimes import DesiredConfig, find_runtime
-from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
+from gpunode.runtimes.installations import INSTALLATIONS, containerd_socket_of, resolve_runtime
 from tests.unit.runtimes.unconfigured import unconfigure
 
 CONTAINERD = find_runtime("containerd")
@@ -30,19 +30,19 @@ def using(kubelet: Kubelet, **files: str) -> Facts:
 
 
 def test_node_without_a_kubelet_uses_the_packaged_containerd() -> None:
-    assert choose_row(CONTAINERD, node(Known(None, "units"))).row is CONTAINERD
-    assert not choose_row(CONTAINERD, node(Known(None, "units"))).notes
+    assert resolve_runtime(CONTAINERD, node(Known(None, "units"))).runtime is CONTAINERD
+    assert not resolve_runtime(CONTAINERD, node(Known(None, "units"))).notes
 
 
 def test_kubeadm_kubelet_uses_the_packaged_containerd() -> None:
-    told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
-    assert told.row is CONTAINERD
+    told = resolve_runtime(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
+    assert told.runtime is CONTAINERD
     assert not told.notes
 
 
 def test_two_running_kubelets_are_noted() -> None:
-    told = choose_row(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
-    assert told.row is CONTAINERD
+    told = resolve_runtime(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
+    assert told.runtime is CONTAINERD
     assert "both running" in told.notes[0]
 
 
@@ -50,12 +50,12 @@ def test_unreadable_configuration_of_k3s_is_refused_with_its_line() -> None:
     """The packaged containerd, even if there is one, is not that of k3s."""
     problem = "/etc/rancher/k3s/config.yaml:3: anchors and aliases are not read"
     with pytest.raises(Refused) as caught:
-        choose_row(CONTAINERD, node(MisreadKubelet(f"not understood: {problem}", "kubelet", "k3s", problem)))
+        resolve_runtime(CONTAINERD, node(MisreadKubelet(f"not understood: {problem}", "kubelet", "k3s", problem)))
     assert caught.value.why == problem
 
 
 def test_old_capture_without_kubelet_facts_has_no_note() -> None:
-    assert not choose_row(CONTAINERD, node(Unknown("not captured", "units"))).notes
+    assert not resolve_runtime(CONTAINERD, node(Unknown("not captured", "units"))).notes
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_old_capture_without_kubelet_facts_has_no_note() -> None:
     ],
 )
 def test_kubernetes_product_uses_its_own_containerd(kubelet: Kubelet, config: str, unit: str) -> None:
-    row = choose_row(CONTAINERD, using(kubelet)).row
+    row = resolve_runtime(CONTAINERD, using(kubelet)).runtime
     assert (row.product, row.config, row.unit, row.socket) == (kubelet.kind, config, unit, kubelet.socket)
     assert not row.packages, "no package of the distribution provides it"
     assert not row.config_packages
@@ -102,8 +102,8 @@ def test_kubernetes_product_uses_its_own_containerd(kubelet: Kubelet, config: st
 def test_k0s_file_without_its_marker_is_not_generated() -> None:
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
     config = "/etc/k0s/containerd.toml"
-    made = choose_row(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
-    own = choose_row(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
+    made = resolve_runtime(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).runtime
+    own = resolve_runtime(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).runtime
     assert (made.watches_files, made.generated_files) == (True, frozenset({config}))
     assert (own.watches_files, own.generated_files) == (False, frozenset())
 
@@ -112,14 +112,14 @@ def test_generated_file_of_another_shape_is_refused_when_unconfigured() -> None:
     config = "/etc/k0s/containerd.toml"
     data = "# k0s_managed=true\nversion = 2\n[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = 5\n"
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
-    row = choose_row(CONTAINERD, using(kubelet, **{config: data})).row
+    row = resolve_runtime(CONTAINERD, using(kubelet, **{config: data})).runtime
     with pytest.raises(Refused, match="containerd is not a table"):
         unconfigure(row, {config: data.encode()}, DesiredConfig(), ())
 
 
 @pytest.mark.parametrize("handler", ["nvidia", "nvidia-cdi", "1.0", "on", "a: b #c", 'say "hi"'])
 def test_k3s_reads_the_name_of_the_default_runtime_as_written(handler: str) -> None:
-    row = choose_row(CONTAINERD, using(Kubelet("k3s", "k3s.service", K3S, data="/k3s"))).row
+    row = resolve_runtime(CONTAINERD, using(Kubelet("k3s", "k3s.service", K3S, data="/k3s"))).runtime
     entry = f"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{json.dumps(handler)}]"
     options = 'options = {BinaryName = "/opt/run"}\nruntime_type = "io.containerd.runc.v2"\n'
     files = {row.config: f"version = 3\n{entry}\n{options}".encode()}
@@ -129,14 +129,14 @@ def test_k3s_reads_the_name_of_the_default_runtime_as_written(handler: str) -> N
 
 @pytest.mark.parametrize("socket", ["/run/crio/crio.sock", "/run/cri-dockerd.sock", "/run/dockershim.sock"])
 def test_kubelet_with_another_runtime_is_noted(socket: str) -> None:
-    told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
-    assert told.row is CONTAINERD
+    told = resolve_runtime(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+    assert told.runtime is CONTAINERD
     assert socket in told.notes[0]
 
 
 def test_k3s_on_the_packaged_containerd_uses_that() -> None:
-    told = choose_row(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
-    assert told.row is CONTAINERD
+    told = resolve_runtime(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
+    assert told.runtime is CONTAINERD
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_k3s_on_the_packaged_containerd_uses_that() -> None:
 )
 def test_unusable_cri_socket_is_refused(socket: str, word: str) -> None:
     with pytest.raises(Refused, match=word):
-        choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+        resolve_runtime(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
 
 
 def test_unit_maps_to_the_socket_of_its_containerd() -> None:

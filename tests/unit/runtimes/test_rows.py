@@ -52,7 +52,7 @@ def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
         assert row.applies_on_reload({}, {}, DesiredConfig()) in {True, False}
     if row.stopped_by_restart:
         assert row.keeps_containers({}, DesiredConfig()) in {True, False}
-    assert row.locate_row(row, {}, DesiredConfig()) == row
+    assert row.adapt_to_node(row, {}, DesiredConfig()) == row
     assert all(place.startswith("/") for place in row.list_read_paths({}, DesiredConfig()))
 
 

@@ -10,16 +10,16 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, find_runtime
 from gpunode.steps.runtime import RuntimeTarget
-from gpunode.workflow import edits
+from gpunode.workflow import ctk_plan
 
 
 def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, recorded: Iterable[Edit]) -> ConfigEdit:
     """Return the edits, the reason and the notes of the command."""
     row = find_runtime(row) if isinstance(row, str) else row
     present = {path: FileState(content) for path, content in files.items()}
-    target = RuntimeTarget(row.locate_row(row, files, desired), desired, present, derive_runtime_facts({}))
+    target = RuntimeTarget(row.adapt_to_node(row, files, desired), desired, present, derive_runtime_facts({}))
     trails = {edit.path: _trail(edit) for edit in recorded}
-    plan = edits.plan_unconfigure_edit(RehearsalHost({}, {}), target, trails)
+    plan = ctk_plan.plan_unconfigure_edit(RehearsalHost({}, {}), target, trails)
     changed = tuple(Edit(change.path, _content(change.before), _content(change.after)) for change in plan.changed_files)
     return ConfigEdit(changed, plan.planned.reason, plan.planned.all_notes)
 

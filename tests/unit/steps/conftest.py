@@ -14,7 +14,7 @@ from gpunode.facts.probes import FILES, FOLDERS
 # Files named in a runtime's files are read after those, and the file of `[mig]` once the recipe is known.
 _OF_THE_RECIPE = "/etc/mig.yaml"
 _READ_RUNTIMES = frozenset(
-    f"gpunode.{name}" for name in ("facts.access", "runtimes.found", "runtimes.installations", "steps.runtime")
+    f"gpunode.{name}" for name in ("facts.access", "runtimes.file_states", "runtimes.installations", "steps.runtime")
 )
 
 

@@ -20,7 +20,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Undetermined
-from gpunode.facts.model import Distro, Facts, Known, Platform, Unknown, known
+from gpunode.facts.model import Distro, Facts, Known, Platform, Unknown, value_or
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
@@ -303,7 +303,7 @@ def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -
     explicit = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
     outcome = planned(RUNTIME_CONFIG_STEP.plan(explicit, node))
     after = project_changes(node, outcome.changes)
-    row, state = find_runtime(name), known(after.file(path), None)
+    row, state = find_runtime(name), value_or(after.file(path), None)
     assert state is not None
     assert row.inspect({path: state.content}, DesiredConfig()).default == "runc"
     assert outcome.stopped_workloads == ""

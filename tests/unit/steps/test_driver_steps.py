@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.catalog import branches
 from gpunode.catalog.conflicts import driver_versioned_packages
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
@@ -22,7 +22,7 @@ from gpunode.steps.daemons import PERSISTENCE_STEP
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
 from gpunode.steps.installed_driver import remember_last
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_BLACKLIST_FILE, NOUVEAU_STEP
-from gpunode.steps.selection import choose_driver
+from gpunode.steps.selection import choose_driver_for_node
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
     B200,
@@ -46,9 +46,9 @@ PRODUCTION = branches.production().number
 NEWER = "6.1.0-38-amd64"
 
 
-def chosen_driver(wanted: Recipe, facts: Facts) -> Choice:
-    found = choose_driver(wanted, facts)
-    assert isinstance(found, Choice), found
+def chosen_driver(wanted: Recipe, facts: Facts) -> DriverChoice:
+    found = choose_driver_for_node(wanted, facts)
+    assert isinstance(found, DriverChoice), found
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
-from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
+from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, value_or
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS_STEP
@@ -95,4 +95,4 @@ def test_symlinks_are_not_counted_as_driver_libraries() -> None:
     listing = Capture("glob", "ok", encode_matches(iter(found)))
     keys = ("cuda-libraries", "nvml-files", "libcuda-files-local", "nvml-files-local")
     facts = derive(dict.fromkeys(keys, listing))
-    assert known(facts.driver_libraries, frozenset[str]()) == {CUDA}
+    assert value_or(facts.driver_libraries, frozenset[str]()) == {CUDA}

@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
-from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.model import Facts, Known, Unknown, value_or
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
@@ -183,6 +183,6 @@ def test_leftovers_are_read_from_the_places_of_installers() -> None:
         "dkms-tree": listing(TREE, "/var/lib/dkms/zfs/2.1.11"),
         "kernel-sources": listing(SOURCE, "/usr/src/linux-headers-6.1.0-37-amd64"),
     }
-    assert known(derive(evidence).leftovers, frozenset[str]()) == {NVCC, UNINSTALLER, TREE, SOURCE}
+    assert value_or(derive(evidence).leftovers, frozenset[str]()) == {NVCC, UNINSTALLER, TREE, SOURCE}
     unread = replace(evidence["dkms-tree"], outcome="denied")
     assert isinstance(derive({**evidence, "dkms-tree": unread}).leftovers, Unknown)

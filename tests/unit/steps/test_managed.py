@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Known, Kubelet, LoadedDriver
 from gpunode.steps.detect import DETECT_STEP
-from gpunode.workflow.cluster import derive_cluster_node
+from gpunode.workflow.cluster_node import derive_cluster_node
 from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
 
 LOADED = LoadedDriver("580.95.05", open_module=True)

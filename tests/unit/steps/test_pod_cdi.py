@@ -13,7 +13,7 @@ from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.runtimes import containerd
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
-from gpunode.workflow.cluster import derive_cluster_node
+from gpunode.workflow.cluster_node import derive_cluster_node
 from tests.unit.steps.machines import CONTAINERD, machine, planned
 
 V2 = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n"

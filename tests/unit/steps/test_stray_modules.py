@@ -10,7 +10,7 @@ from gpunode.facts.model import Facts, Kernels, ModuleFile
 from gpunode.outcome import Refusal
 from gpunode.steps.driver import CONFLICTS_STEP
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, machine, planned, recipe, refusal, with_driver
-from tests.unit.steps.test_own_driver import NOBLE_KERNEL, noble
+from tests.unit.steps.test_distro_driver import NOBLE_KERNEL, noble
 
 OLD_KERNEL = "6.1.0-13-amd64"
 DEPMOD = "/etc/depmod.d/local.conf"

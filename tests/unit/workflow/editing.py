@@ -13,9 +13,9 @@ from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, encode_
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.steps.runtime import RuntimeTarget
-from gpunode.workflow import ctk, edits
+from gpunode.workflow import ctk, ctk_plan
 from gpunode.workflow.ctk import CtkVerb, EditResult
-from gpunode.workflow.edits import CtkPlan
+from gpunode.workflow.ctk_plan import CtkPlan
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.nodes import Node
@@ -67,14 +67,14 @@ class Machine(Node):
 
 
 def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> RuntimeTarget:
-    return edits.inspect_target(host, find_runtime(row), desired, derive_runtime_facts({}))
+    return ctk_plan.inspect_target(host, find_runtime(row), desired, derive_runtime_facts({}))
 
 
 def plan_of(
     host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
 ) -> CtkPlan:
     trails = store.footprint().files if store else {}
-    return edits.plan_configure_edit(host, target_of(host, desired, row), trails)
+    return ctk_plan.plan_configure_edit(host, target_of(host, desired, row), trails)
 
 
 def made(
@@ -88,6 +88,6 @@ def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN,
 
 
 def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
-    plan = edits.plan_unconfigure_edit(host, target_of(host, desired, row), store.footprint().files)
+    plan = ctk_plan.plan_unconfigure_edit(host, target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

@@ -13,9 +13,9 @@ from gpunode.facts.model import Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, Runtime, find_runtime
-from gpunode.runtimes.installations import choose_row
-from gpunode.workflow import ctk, edits
-from gpunode.workflow.edits import CtkPlan, preview_contents
+from gpunode.runtimes.installations import resolve_runtime
+from gpunode.workflow import ctk, ctk_plan
+from gpunode.workflow.ctk_plan import CtkPlan, preview_contents
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine, unit
 from tests.unit.workflow.editing import Machine
@@ -30,7 +30,9 @@ WISH = DesiredConfig(exact=True)
 
 
 def row_of(kubelet: Kubelet, files: dict[str, bytes]) -> Runtime:
-    return choose_row(find_runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))).row
+    return resolve_runtime(
+        find_runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))
+    ).runtime
 
 
 def k3s() -> Runtime:
@@ -38,7 +40,7 @@ def k3s() -> Runtime:
 
 
 def plan_of(host: Machine, row: Runtime) -> CtkPlan:
-    return edits.plan_configure_edit(host, edits.inspect_target(host, row, WISH, derive_runtime_facts({})))
+    return ctk_plan.plan_configure_edit(host, ctk_plan.inspect_target(host, row, WISH, derive_runtime_facts({})))
 
 
 @pytest.fixture
@@ -66,10 +68,10 @@ def test_generated_product_config_does_not_count_for_daemon_age() -> None:
 @pytest.mark.parametrize(("came", "owes"), [(50.0, True), (30.0, False), (None, False)])
 def test_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
     host = Machine({CONFIG: OLDER})
-    target = edits.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
+    target = ctk_plan.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_FILE_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
-    plan = edits.plan_configure_edit(host, replace(target, facts=facts))
+    plan = ctk_plan.plan_configure_edit(host, replace(target, facts=facts))
     assert plan.changed_files == ()
     owed = {change.path: change.triggers for change in plan.files}
     assert owed == ({CONFIG: frozenset({Trigger("restart", "k3s.service")})} if owes else {})

@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import find_runtime
-from gpunode.workflow import ctk, edits
+from gpunode.workflow import ctk, ctk_plan
 from gpunode.workflow.events import ignore_event
 from tests.unit.workflow.nodes import Node
 from tests.unit.workflow.test_cdi_checks import SPEC, THERE, node
@@ -26,14 +26,14 @@ PODMAN = find_runtime("podman")
 def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
     """Return the facts that a survey gives: the first of the list."""
     found = [node(None)]
-    for module in (ctk, edits):
+    for module in (ctk, ctk_plan):
         monkeypatch.setattr(module, "survey", lambda host, *, image=False: found[0])
     return found
 
 
 def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts], tmp_path: Path) -> None:
     host = Node(facts[0])
-    plan = edits.plan_cdi_specification(host, PODMAN, image=False)
+    plan = ctk_plan.plan_cdi_specification(host, PODMAN, image=False)
     assert (plan.target_name, plan.main_file, triggers_of(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
     assert (plan.trigger, ctk.explain_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
@@ -48,11 +48,11 @@ def test_podman_cdi_specification_without_its_writer_is_refused(facts: list[Fact
     """Without nvidia-ctk nothing was written, and configure said that it was."""
     host = Node(facts[0])
     host.files["/usr/bin/nvidia-ctk"] = FileState(b"", 0o755)
-    edits.refuse_missing_specification_writer(edits.plan_cdi_specification(host, PODMAN, image=False))
+    ctk_plan.refuse_missing_specification_writer(ctk_plan.plan_cdi_specification(host, PODMAN, image=False))
     del host.files["/usr/bin/nvidia-ctk"]
-    plan = edits.plan_cdi_specification(host, PODMAN, image=False)
+    plan = ctk_plan.plan_cdi_specification(host, PODMAN, image=False)
     with pytest.raises(Refused, match="nvidia-ctk is not installed") as caught:
-        edits.refuse_missing_specification_writer(plan)
+        ctk_plan.refuse_missing_specification_writer(plan)
     install = "sudo gpunode setup --runtime=podman --only=toolkit-repository --only=toolkit"
     assert caught.value.hint.startswith(f"{install}\n")
     assert str(configure_command(plan, ("ctk", "runtime", "check"))) == install
@@ -60,7 +60,7 @@ def test_podman_cdi_specification_without_its_writer_is_refused(facts: list[Fact
 
 def test_current_podman_cdi_specification_is_kept_and_checked(facts: list[Facts]) -> None:
     facts[0] = node()
-    assert edits.plan_cdi_specification(Looking(), PODMAN, image=False).files == ()
+    assert ctk_plan.plan_cdi_specification(Looking(), PODMAN, image=False).files == ()
     assert ctk.check_cdi_devices(Looking(), PODMAN, image=False) == ctk.ConfigStatus()
     broken = ctk.check_cdi_devices(Looking(THERE[1:]), PODMAN, image=False)
     assert f"{SPEC} names missing files: /dev/nvidia0" in broken.difference

@@ -22,7 +22,7 @@ from gpunode.workflow.from_node import note_unread_runtimes, recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, UBUNTU, gpu, machine, unit, with_driver
-from tests.unit.steps.test_own_driver import SIGNED, noble, with_own_driver
+from tests.unit.steps.test_distro_driver import SIGNED, noble, with_own_driver
 
 HOST = RehearsalHost({}, {})
 TOOLKIT = {

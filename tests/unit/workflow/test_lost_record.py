@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import FileChange, FileState, PackageState
 from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts
@@ -21,7 +21,7 @@ from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
-PIN = FileState(render_driver_pin(Choice(580, "", "open", "law"), ("Debian",)))
+PIN = FileState(render_driver_pin(DriverChoice(580, "", "open", "law"), ("Debian",)))
 BLACKLISTED = FileState(OWN_FILE_MARK + b": these drivers must not bind the GPU\n")
 INSTALLED = {"libcuda1": PackageState("580.95.05-1"), "dkms": PackageState("3"), "libnvidia-x": PackageState("470.1-1")}
 

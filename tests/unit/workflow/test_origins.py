@@ -11,7 +11,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.answers import parse_archives
+from gpunode.packages.deb.apt_output import parse_archives
 from gpunode.packages.deb.sources import parse
 from gpunode.packages.simulation import Simulation
 from gpunode.steps.daemons import PERSISTENCE_STEP

@@ -29,7 +29,7 @@ from gpunode.errors import (
     UsageError,
 )
 from gpunode.facts.evidence import Capture
-from gpunode.facts.model import Facts, Known, LoadedDriver, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, value_or
 from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.facts.project import project_changes
 from gpunode.journal.run import Run
@@ -659,7 +659,7 @@ def test_upgrade_leaves_a_package_whose_hold_a_killed_run_lost(store: Store) -> 
     """The hold comes back first, and then it counts as any other."""
     node = with_driver("595.91.07")
     package = PackageId("libcuda1")
-    held = replace(known(node.packages, {})[package], held=True)
+    held = replace(value_or(node.packages, {})[package], held=True)
     store.begin("setup").record_intents("packages", "driver", [PackageChange(package, held, held)])
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:

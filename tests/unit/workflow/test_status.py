@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown, known
+from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown, value_or
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
@@ -196,7 +196,7 @@ def test_status_says_nothing_of_a_recipe() -> None:
     """It knows none; plan says why nvidia stays the default."""
     facts, path = nodes.converged(), "/etc/containerd/config.toml"
     default = b'\n[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
-    present = known(facts.file(path), None) or FileState(b"")
+    present = value_or(facts.file(path), None) or FileState(b"")
     config = replace(present, content=present.content + default)
     facts = replace(facts, files={**facts.files, path: Known(config, path)})
     found = status(facts, nodes.host(facts), Backlog())

@@ -8,7 +8,7 @@ from gpunode.change import PackageState
 from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
-from gpunode.packages.deb.refusals import hint_on_refusal
+from gpunode.packages.deb.refusal_hints import hint_on_refusal
 from gpunode.packages.deb.transactions import refusal
 from tests.unit.steps.machines import machine
 

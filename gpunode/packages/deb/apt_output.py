@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import PackageSource
 from gpunode.facts.patterns import Pattern
+from gpunode.fast_dataclass import dataclass
 from gpunode.package_id import PackageId
-from gpunode.values import dataclass
 
 _MAX_MADISON_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt appends.

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.check import Check
 from gpunode.command import Command, command
+from gpunode.fast_dataclass import dataclass
 from gpunode.kubernetes.live_checks import read_resource, setup_command
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
-from gpunode.values import dataclass
 from gpunode.wording import join_names
 
 # What a pod tests besides a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.

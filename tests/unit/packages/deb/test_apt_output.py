@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.answers import versions_not_found
+from gpunode.packages.deb.apt_output import versions_not_found
 
 
 def test_versions_missing_from_the_archive_are_parsed() -> None:

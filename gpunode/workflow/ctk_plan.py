@@ -24,21 +24,26 @@ from gpunode.errors import Refused
 from gpunode.facts import machine
 from gpunode.facts.derive import derive_kubelet_facts, derive_runtime_facts
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, value_or
 from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM, kubelet_probes, unit_probe
+from gpunode.fast_dataclass import dataclass
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
-from gpunode.runtimes.found import States, contents_of_states, packaged_version, probe_state, probe_states
-from gpunode.runtimes.installations import choose_row, is_shipped_by_products, kubelet_using, with_kubelet_cgroup_driver
+from gpunode.runtimes.file_states import States, contents_of_states, packaged_version, probe_state, probe_states
+from gpunode.runtimes.installations import (
+    is_shipped_by_products,
+    kubelet_using,
+    resolve_runtime,
+    with_kubelet_cgroup_driver,
+)
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import Setting, ToolkitHost
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, MissingProgram, RuntimeTarget, missing_program, plan_edits
-from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_file_manager_notes
 from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
@@ -105,13 +110,18 @@ class CtkPlan:
 
 
 def find_target(
-    host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
+    host: HostView,
+    runtime: Runtime,
+    desired: DesiredConfig,
+    dumps: Sequence[Sequence[str]] = (),
+    *,
+    image: bool = False,
 ) -> RuntimeTarget:
     """Find the runtime to edit: among several containerds the kubelet's, unless a file is named.
 
     Args:
         host: the node.
-        row: the requested runtime.
+        runtime: the requested runtime.
         desired: the desired configuration.
         dumps: commands that print the configuration to copy options from; the first installed one is used.
         image: whether the node is a root folder without a running kernel of its own.
@@ -121,58 +131,58 @@ def find_target(
         Undetermined: the files cannot be read.
     """
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
-    if is_shipped_by_products(row) and not desired.config:
+    if is_shipped_by_products(runtime) and not desired.config:
         facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
-        place = choose_row(row, facts)
-        row, notes = place.row, place.notes
-        desired = replace(desired, enable_cri=desired.enable_cri or kubelet_using(row, facts) is not None)
-    if row.product and dumps:
-        notes = (*notes, f"--config-source=command is ignored: the files of {row.product} are read")
+        choice = resolve_runtime(runtime, facts)
+        runtime, notes = choice.runtime, choice.notes
+        desired = replace(desired, enable_cri=desired.enable_cri or kubelet_using(runtime, facts) is not None)
+    if runtime.product and dumps:
+        notes = (*notes, f"--config-source=command is ignored: the files of {runtime.product} are read")
         dumps = ()
-    version = None if row.product else _find_version(host, row, desired, dumps, image=image)
+    version = None if runtime.product else _find_version(host, runtime, desired, dumps, image=image)
     source = _dump_config(host, dumps) if dumps else None
-    return inspect_target(host, row, replace(desired, version=version, source=source), facts, notes, image=image)
+    return inspect_target(host, runtime, replace(desired, version=version, source=source), facts, notes, image=image)
 
 
 def inspect_target(
     host: HostView,
-    row: Runtime,
+    runtime: Runtime,
     desired: DesiredConfig,
     facts: Facts,
     notes: tuple[str, ...] = (),
     *,
     image: bool = False,
 ) -> RuntimeTarget:
-    """Inspect ``row``: its files, its unit, and when each was changed and started.
+    """Inspect ``runtime``: its files, its unit, and when each was changed and started.
 
     Raises:
         Refused, Undetermined: the files cannot be read.
     """
-    files = probe_states(host.run_probe, row, desired)
-    row = row.locate_row(row, contents_of_states(files), desired)
-    desired = with_kubelet_cgroup_driver(row, facts, desired, contents_of_states(files))
-    target = RuntimeTarget(row, desired, files, replace(facts, changed_at={}), notes)
+    files = probe_states(host.run_probe, runtime, desired)
+    runtime = runtime.adapt_to_node(runtime, contents_of_states(files), desired)
+    desired = with_kubelet_cgroup_driver(runtime, facts, desired, contents_of_states(files))
+    target = RuntimeTarget(runtime, desired, files, replace(facts, changed_at={}), notes)
     if image or target.trigger is None:
         return target
-    paths = sorted({*target.own, row.config, TOOLKIT_FILE_LIST})
-    probes = (unit_probe(row.unit), *(Probe(f"file:{path}", path=path) for path in paths))
+    paths = sorted({*target.own, runtime.config, TOOLKIT_FILE_LIST})
+    probes = (unit_probe(runtime.unit), *(Probe(f"file:{path}", path=path) for path in paths))
     now = derive_runtime_facts({probe.key: host.run_probe(probe) for probe in probes})
     changed_at = dict(now.changed_at)
-    if TOOLKIT_FILE_LIST not in changed_at and row.config not in target.own:
+    if TOOLKIT_FILE_LIST not in changed_at and runtime.config not in target.own:
         # It is unknown whether a distribution has looked for the toolkit since the toolkit was installed.
-        changed_at.pop(row.config, None)
+        changed_at.pop(runtime.config, None)
     return replace(target, facts=replace(facts, units=now.units, changed_at=changed_at))
 
 
 def _find_version(
-    host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
+    host: HostView, runtime: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
     """Return the version that the program reports; for an image, whose programs are not run, the package's version."""
     if image:
-        return packaged_version(row, known(survey(host, image=True).packages, {}))
-    program = dumps[0][0] if dumps else row.program
+        return packaged_version(runtime, value_or(survey(host, image=True).packages, {}))
+    program = dumps[0][0] if dumps else runtime.program
     # A runtime without drop-ins is edited in place at any version; the version also tells whether CDI must be enabled.
-    matters = row.drop_in or (row.cdi_support == "switch" and desired.enable_cdi)
+    matters = runtime.drop_in or (runtime.cdi_support == "switch" and desired.enable_cdi)
     output = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     match = _PROGRAM_VERSION.search(output)
     return tuple(int(number) for number in match[1].split(".")) if match else None
@@ -200,7 +210,7 @@ def find_missing_program(host: HostView, binaries: Iterable[str]) -> str:
     def is_missing(binary: str) -> bool:
         places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
         # One byte shows that the file exists; a file that cannot be read does not count as missing.
-        probes = (Probe(f"program:{place}", path=place, limit_bytes=1) for place in places)
+        probes = (Probe(f"program:{folder}", path=folder, limit_bytes=1) for folder in places)
         return all(host.run_probe(probe).outcome == "absent" for probe in probes)
 
     return next((binary for binary in binaries if is_missing(binary)), "")
@@ -218,36 +228,41 @@ def plan_configure_edit(host: HostView, target: RuntimeTarget, trails: Trails = 
     Raises:
         Refused: the runtime's files cannot be edited this way.
     """
-    row, desired = target.row, target.desired
-    drop_in = desired.drop_in or row.drop_in
+    target_runtime, desired = target.runtime, target.desired
+    drop_in = desired.drop_in or target_runtime.drop_in
     trail, now = trails.get(drop_in), target.present.get(drop_in)
     if trail and now is not None:
         restored = restore_file(trail, now, partial(_revert_span, None)).state
         target = replace(target, desired=replace(desired, others=restored.content if restored else b""))
     planned = with_file_manager_notes(runtime.plan_configuration(target))
-    registers_itself = bool(row.configure(contents_of_states(target.present), target.desired).restart_reason)
+    registers_itself = bool(target_runtime.configure(contents_of_states(target.present), target.desired).restart_reason)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = find_missing_program(host, filter(None, binaries))
     plan = CtkPlan(
-        row.id, target.main, planned, present=target.present, target=target, registers_itself=registers_itself
+        target_runtime.id,
+        target.main,
+        planned,
+        present=target.present,
+        target=target,
+        registers_itself=registers_itself,
     )
     if not absent:
         return plan
-    program = missing_program(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
+    program = missing_program(absent, target_runtime.id, *(() if root == "/" else (f"--root={root}",)))
     return replace(plan, missing_program=program).with_notes(program.note)
 
 
-def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
+def plan_cdi_specification(host: HostView, runtime: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
     """Plan a CDI specification, kept up to date, for a runtime that takes no handler.
 
     Raises:
         Undetermined: the evidence does not show which devices exist.
     """
     facts = survey(host, image=image)
-    planned = cdi.plan(cdi_only_recipe(row), facts)
+    planned = cdi.plan(cdi_only_recipe(runtime), facts)
     assert isinstance(planned, Planned), "the step refuses nothing"
     plan = CtkPlan(
-        row.id,
+        runtime.id,
         cdi.output_path(facts),
         replace(planned, reason=planned.reason.removesuffix(cdi.KEPT_FRESH_PHRASE)),
         cdi.CDI_STEP,
@@ -261,7 +276,7 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
     plan = replace(plan, planned=planned).with_changes(plan.files)
     if image or not plan.files or not (absent := find_missing_program(host, ("nvidia-ctk",))):
         return plan
-    return replace(plan, missing_program=replace(missing_program(TOOLKIT_PROGRAM, row.id), program=absent))
+    return replace(plan, missing_program=replace(missing_program(TOOLKIT_PROGRAM, runtime.id), program=absent))
 
 
 def refuse_missing_specification_writer(plan: CtkPlan) -> None:
@@ -278,9 +293,9 @@ def refuse_missing_specification_writer(plan: CtkPlan) -> None:
         )
 
 
-def cdi_only_recipe(row: Runtime) -> Recipe:
+def cdi_only_recipe(runtime: Runtime) -> Recipe:
     """Return a recipe that requests only CDI devices."""
-    return Recipe(row.id, driver=Driver(version="none"), runtime=RuntimeSettings(row.id))
+    return Recipe(runtime.id, driver=Driver(version="none"), runtime=RuntimeSettings(runtime.id))
 
 
 def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
@@ -295,15 +310,17 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
         Refused: the runtime's files cannot be edited this way.
         Undetermined: it is unknown which of the files belong to packages.
     """
-    row, desired, files = target.row, target.desired, contents_of_states(target.present)
+    runtime, desired, files = target.runtime, target.desired, contents_of_states(target.present)
     # Removing runc's table is safe: complete_removal restores it if the runtime needs it.
     entries = {
         layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
-        for layer in row.layers(files, desired)
+        for layer in runtime.layers(files, desired)
     }
     trails = {path: trail for path, trail in trails.items() if trail and path in {*entries, *target.own}}
-    left = {path: _known_content(trail[-1].change.after) for path, trail in trails.items()}
-    differing = {path: now for path in trails if (now := target.present.get(path)) and now.content != left[path]}
+    last_contents = {path: _known_content(trail[-1].change.after) for path, trail in trails.items()}
+    differing = {
+        path: now for path in trails if (now := target.present.get(path)) and now.content != last_contents[path]
+    }
     packaged = live_state.find_packaged_files(host, differing)
     trails = {path: trail for path, trail in trails.items() if path not in packaged}
     recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail]
@@ -313,7 +330,7 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
     about = ((path, edit) for path, edit in edits if desired.handler in (changed_handlers(edit) or {desired.handler}))
     contents_before = {path: edit.before for path, edit in about}
     restored: dict[str, RestoredFile] = {}
-    if contents_before and not find_other_own_handlers(row, desired, files, recorded):
+    if contents_before and not find_other_own_handlers(runtime, desired, files, recorded):
         # No other handler needs the rest of what gpunode wrote, such as an import.
         restored = {
             path: restore_file(trail, target.present.get(path), partial(_revert_span, entries.get(path)))
@@ -324,9 +341,11 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
     reverted_files = {path: content for path, content in contents_now.items() if content is not None}
     notes = tuple(note for file in restored.values() for note in file.notes)
     removal = Removal(files, former_files(files, recorded), reverted_files, notes)
-    edited = remove_handler(row, desired, removal, contents_before)
-    planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
-    plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
+    edited = remove_handler(runtime, desired, removal, contents_before)
+    planned = with_file_manager_notes(
+        plan_edits(target, edited, edited.how, RuntimeExpectation(runtime.id, target.main))
+    )
+    plan = CtkPlan(runtime.id, target.main, planned, present=target.present, target=target)
     # Removing a file also removes the folders that were made for it, if they are empty then.
     made = {path: dict.fromkeys(folder for span in trail for folder in span.folders) for path, trail in trails.items()}
     return plan.with_changes(

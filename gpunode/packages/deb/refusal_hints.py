@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.catalog.gpudirect import missing_source_hint, packages_not_found
 from gpunode.command import command
-from gpunode.facts.model import Facts, Kernels, known
+from gpunode.facts.model import Facts, Kernels, value_or
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import preferences
-from gpunode.packages.deb.answers import find_named_packages, versions_not_found
+from gpunode.packages.deb.apt_output import find_named_packages, versions_not_found
 from gpunode.packages.deb.version import is_older
 from gpunode.wording import join_names
 
@@ -76,7 +76,7 @@ def _hint_on_downgrades(problem: str, facts: Facts) -> str:
     if match is None or "-y was used without --allow-downgrades" not in problem:
         return ""
     names = match[1].split()
-    packages = known(facts.packages, {})
+    packages = value_or(facts.packages, {})
     versions = (f"{name} {state.version}" for name in names if (state := packages.get(PackageId.of(name))))
     purge = command("sudo", "apt-get", "purge", *names)
     return (
@@ -103,7 +103,7 @@ def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
     """
     if (match := _KERNEL_HEADERS_PACKAGE.search(problem)) is None:
         return ""
-    kernels = known(facts.kernels, Kernels(None, ()))
+    kernels = value_or(facts.kernels, Kernels(None, ()))
     if kernels.running and match[0].endswith(f"-{kernels.running}") and kernels.wanted[-1] != kernels.running:
         return (
             f"no source has {match[0]} any more, of the kernel that runs; {kernels.wanted[-1]} is installed and boots "
@@ -122,12 +122,14 @@ def _hint_on_lost_version(problem: str, facts: Facts, offered: Mapping[PackageId
     if not (lacking := versions_not_found(problem)):
         return ""
     package, version = lacking[0]
-    found = {one: state for one, state in known(facts.packages, {}).items() if fnmatchcase(state.version, version)}
+    found = {
+        package: state for package, state in value_or(facts.packages, {}).items() if fnmatchcase(state.version, version)
+    }
     versions = sorted(offered.get(package, ()))
     if not found or not any(is_older(version.removesuffix("-*"), other) for other in versions):
         offers = f"; they have {join_names(versions)}" if versions else ""
         return f"no source has {package} {version}{offers}: add a source, or name another version in the recipe"
-    held = sorted(str(one) for one, state in found.items() if state.held)
+    held = sorted(str(package) for package, state in found.items() if state.held)
     unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
     by = f", the version of {', '.join(held)}, which somebody holds" if held else ""
     return (

@@ -24,7 +24,7 @@ from gpunode.kubernetes.model import (
     RenderedObject,
 )
 from gpunode.kubernetes.objects import EXTRAS_WAVE, can_nfd_set_label
-from gpunode.kubernetes.render import GITOPS_FORMS, RenderForm
+from gpunode.kubernetes.render import GITOPS_FORMS, RenderFormat
 from gpunode.kubernetes.user_pod import format_user_pod
 
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
@@ -37,7 +37,7 @@ RENDERED_PATHS: Final = re.compile(
 )
 
 
-def make_files(rendered: RenderedCluster, form: RenderForm) -> Mapping[str, str]:
+def make_files(rendered: RenderedCluster, form: RenderFormat) -> Mapping[str, str]:
     """Return the contents of the files by their paths below the output folder."""
     contents = dict(_object_files(rendered, form))
     match form:
@@ -78,7 +78,7 @@ def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:
     return bool(folder) or path in {"argocd.yaml", "flux.yaml", "plugin-config.yaml"}
 
 
-def _object_files(rendered: RenderedCluster, form: RenderForm) -> Iterator[tuple[str, str]]:
+def _object_files(rendered: RenderedCluster, form: RenderFormat) -> Iterator[tuple[str, str]]:
     """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
     objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
@@ -91,7 +91,7 @@ def _file_stem(rendered_object: RenderedObject) -> str:
     return f"{kind}-{rendered_object.name}"
 
 
-def _join_objects(objects: Sequence[RenderedObject], form: RenderForm) -> str:
+def _join_objects(objects: Sequence[RenderedObject], form: RenderFormat) -> str:
     bodies = (gitops.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
     texts = [yaml.render_document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
@@ -153,7 +153,7 @@ def _kustomization_files(rendered: RenderedCluster, paths: Sequence[str]) -> Map
     return contents
 
 
-def _apply_script(rendered: RenderedCluster, form: RenderForm, paths: Sequence[str]) -> str:
+def _apply_script(rendered: RenderedCluster, form: RenderFormat, paths: Sequence[str]) -> str:
     """Return a script of the exact commands in order."""
     kubectl = _kubectl_command(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
@@ -186,7 +186,7 @@ def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]
         yield f"    {command(*kubectl, 'taint', 'node', edit.node, edit.taint)}"
 
 
-def _apply_commands(rendered: RenderedCluster, form: RenderForm, paths: Sequence[str]) -> Iterator[str]:
+def _apply_commands(rendered: RenderedCluster, form: RenderFormat, paths: Sequence[str]) -> Iterator[str]:
     apply = (*_kubectl_command(rendered), "apply", "--server-side", "--field-manager", "gpunode")
     match form:
         case "kustomize" if rendered.releases:
@@ -254,7 +254,7 @@ def make_kustomization(
     return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
 
 
-def render_readme(rendered: RenderedCluster, form: RenderForm) -> str:
+def render_readme(rendered: RenderedCluster, form: RenderFormat) -> str:
     """Return the text below the first line."""
     paragraphs = [_wrap_text(one) for one in _usage_lines(rendered, form)]
     if form in GITOPS_FORMS:
@@ -274,7 +274,7 @@ def _wrap_text(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _usage_lines(rendered: RenderedCluster, form: RenderForm) -> Iterator[str]:
+def _usage_lines(rendered: RenderedCluster, form: RenderFormat) -> Iterator[str]:
     argocd, flux = rendered.argocd, rendered.flux
     uses_helm = rendered.releases and form not in {"argocd", "flux"}
     yield f"`./apply.sh` applies everything in order. It needs kubectl{' and helm' if uses_helm else ''}."

@@ -9,8 +9,8 @@ import pytest
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
-from gpunode.host import room
-from gpunode.host.room import _has_own_boot, refuse_removal_without_room, refuse_unusable_boot
+from gpunode.host import disk_space
+from gpunode.host.disk_space import _has_own_boot, refuse_removal_without_room, refuse_unusable_boot
 
 BLACKLIST = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
 UNINSTALL = CommandChange(UNINSTALL_RUN_DRIVER, "x")
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> str:
 
 
 def set_free_bytes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(room, "_free_bytes", lambda _: count)
+    monkeypatch.setattr(disk_space, "_free_bytes", lambda _: count)
 
 
 def test_full_boot_is_refused_with_both_sizes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from gpunode.facts.model import Facts, PackageSource, known, need
+from gpunode.facts.model import Facts, PackageSource, require, value_or
 from gpunode.outcome import Refusal
 
 _SUITE_SUFFIXES: Final = frozenset({"", "updates", "security"})
@@ -14,13 +14,13 @@ _SUITE_SUFFIXES: Final = frozenset({"", "updates", "security"})
 _SUITES_NAMED_BY_AGE: Final = frozenset({"stable", "oldstable", "oldoldstable", "testing"})
 
 
-def refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
+def find_missing_components_refusal(facts: Facts, components: Sequence[str]) -> Refusal | None:
     """Return the refusal of a node whose entries for its own archive leave some of ``components`` out.
 
     None if no entry is for that archive, such as with a mirror that has one flat folder: only apt can tell then.
     """
-    codename = need(facts.distro, "which distribution this is").codename
-    own = [source for source in known(facts.sources, ()) if _is_release_archive_entry(source, codename)]
+    codename = require(facts.distro, "which distribution this is").codename
+    own = [source for source in value_or(facts.sources, ()) if _is_release_archive_entry(source, codename)]
     present = {*chain.from_iterable(source.components for source in own)}
     missing = [component for component in components if component not in present]
     if not own or not missing:

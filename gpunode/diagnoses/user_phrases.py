@@ -16,7 +16,7 @@ from gpunode.facts.patterns import Pattern
 _LATER: Final = (
     r"(?:later|after (?:some|a|an|few|several|about|\d+)\b[^.]{0,20}(?:time|while|minutes?|hours?|days?|lunch))"
 )
-OWN_WORDS: Final[Mapping[str, Pattern]] = {
+USER_PHRASES: Final[Mapping[str, Pattern]] = {
     cause: Pattern(f"(?i){words}")
     for cause, words in {
         "module-built-for-other-kernel": r"\b(?:old(?:er)?|previous|other|another|lts|stock|plain|both|two)\b[^.]{0,20}"

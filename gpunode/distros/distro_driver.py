@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gpunode.catalog.driver import Choice
+from gpunode.catalog.driver import DriverChoice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.facts.model import Kernels
@@ -41,7 +41,7 @@ def foreign_archives(family: Family) -> tuple[str, ...]:
     return _FOREIGN_ARCHIVES_BY_FAMILY[family.id]
 
 
-def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool:
+def is_foreign_driver_package(family: Family, choice: DriverChoice, name: str) -> bool:
     """Return whether a driver package is not of the distribution's own driver; Debian shares most names with NVIDIA."""
     if family.id == _DEBIAN_FAMILY_ID:
         return _NVIDIA_ONLY_PACKAGE.fullmatch(name) is not None
@@ -54,7 +54,7 @@ def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool
 
 
 def prebuilt_module_packages(
-    family: Family, choice: Choice, kernels: Kernels, installed: Mapping[PackageId, PackageState]
+    family: Family, choice: DriverChoice, kernels: Kernels, installed: Mapping[PackageId, PackageState]
 ) -> tuple[str, ...]:
     """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
 
@@ -69,12 +69,12 @@ def prebuilt_module_packages(
     return tuple(f"linux-modules-nvidia-{_server_package_suffix(choice)}-{which}" for which in (*wanted, *follows))
 
 
-def debian_dkms_package(choice: Choice) -> str:
+def debian_dkms_package(choice: DriverChoice) -> str:
     """Return the package with which DKMS builds the kernel modules."""
     return "nvidia-open-kernel-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
-def debian_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
+def debian_packages(choice: DriverChoice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages of Debian's own driver."""
     modules = (debian_dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
@@ -83,12 +83,12 @@ def debian_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     return ("libcuda1", "nvidia-smi", *media, *modules)
 
 
-def ubuntu_headless_package(choice: Choice) -> str:
+def ubuntu_headless_package(choice: DriverChoice) -> str:
     """Return the package that needs the prebuilt kernel modules, and has the driver's version."""
     return f"nvidia-headless-no-dkms-{_server_package_suffix(choice)}"
 
 
-def ubuntu_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
+def ubuntu_packages(choice: DriverChoice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages of Ubuntu's own driver, without the kernel modules."""
     base = (ubuntu_headless_package(choice), f"nvidia-utils-{choice.branch}-server")
     if scope == "full":
@@ -97,6 +97,6 @@ def ubuntu_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     return (*base, *(f"libnvidia-{name}-{choice.branch}-server" for name in media))
 
 
-def _server_package_suffix(choice: Choice) -> str:
+def _server_package_suffix(choice: DriverChoice) -> str:
     """Return the ending of the names of Ubuntu's data-center packages of the kernel modules: ``580-server-open``."""
     return f"{choice.branch}-server{'-open' if choice.flavour == 'open' else ''}"

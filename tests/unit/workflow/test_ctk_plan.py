@@ -12,7 +12,7 @@ from gpunode.errors import Refused
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
-from gpunode.workflow import edits
+from gpunode.workflow import ctk_plan
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
     DOCKER,
@@ -68,7 +68,7 @@ def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
     trail = trail_of(FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d))
     for desired, left in ((other, between), (IN_PLACE, written(PLAIN + b"# theirs, in between\n", other))):
         host = Machine({CONTAINERD: last})
-        plan = edits.plan_unconfigure_edit(host, target_of(host, desired), {CONTAINERD: trail})
+        plan = ctk_plan.plan_unconfigure_edit(host, target_of(host, desired), {CONTAINERD: trail})
         assert [(change.before, change.after) for change in plan.files] == [(d, FileState(left))]
 
 
@@ -81,7 +81,7 @@ def written(content: bytes, desired: DesiredConfig) -> bytes:
 def test_lost_backup_is_no_former_state() -> None:
     """The entry is removed by its name; the state before it is unknown."""
     host = Machine({CONTAINERD: written(PLAIN, replace(IN_PLACE, default=True))})
-    (change,) = edits.plan_unconfigure_edit(host, target_of(host, IN_PLACE), {CONTAINERD: ()}).files
+    (change,) = ctk_plan.plan_unconfigure_edit(host, target_of(host, IN_PLACE), {CONTAINERD: ()}).files
     assert isinstance(change.after, FileState)
     assert set(find_runtime("containerd").inspect({CONTAINERD: change.after.content}, IN_PLACE).handlers) == {"runc"}
 
@@ -91,7 +91,7 @@ def test_folder_made_for_a_drop_in_is_removed_with_it() -> None:
     span = FileChange(DROP_IN, None, state, folders=("/etc/containerd/conf.d",))
     host = Machine({CONTAINERD: PLAIN, DROP_IN: state})
     trails = {DROP_IN: trail_of(span)}
-    (change,) = edits.plan_unconfigure_edit(host, target_of(host), trails).files
+    (change,) = ctk_plan.plan_unconfigure_edit(host, target_of(host), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
 
 
@@ -115,33 +115,37 @@ def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -
 )
 def test_runtime_version_is_parsed_from_the_program_output(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
-    assert edits.find_target(host, find_runtime("containerd"), DesiredConfig()).desired.version == version
+    assert ctk_plan.find_target(host, find_runtime("containerd"), DesiredConfig()).desired.version == version
 
 
 def test_docker_version_is_only_asked_for_where_cdi_needs_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
-    assert edits.find_target(host, find_runtime("docker"), DesiredConfig(enable_cdi=True)).desired.version == (28, 5, 2)
-    assert edits.find_target(host, find_runtime("docker"), DesiredConfig()).desired.version is None
+    assert ctk_plan.find_target(host, find_runtime("docker"), DesiredConfig(enable_cdi=True)).desired.version == (
+        28,
+        5,
+        2,
+    )
+    assert ctk_plan.find_target(host, find_runtime("docker"), DesiredConfig()).desired.version is None
 
 
 def test_first_available_config_dump_is_used() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
-    assert edits.find_target(host, find_runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
+    assert ctk_plan.find_target(host, find_runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
 
 
 def test_failed_config_dump_is_reported_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
-        edits.find_target(host, find_runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
+        ctk_plan.find_target(host, find_runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
 
 
 def test_preview_shows_the_drop_in_before_the_main_file(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     plan = plan_of(host)
     configured(host, store)
-    assert edits.preview_contents(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
-    assert edits.preview_contents(plan_of(host)) == (host.contents[CONTAINERD],)
+    assert ctk_plan.preview_contents(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
+    assert ctk_plan.preview_contents(plan_of(host)) == (host.contents[CONTAINERD],)
 
 
 CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
@@ -150,17 +154,17 @@ K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 def test_containerd_of_the_kubelet_is_chosen() -> None:
     host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
-    where = edits.find_target(host, find_runtime("containerd"), IN_PLACE, image=True)
-    assert (where.row.product, where.row.config) == ("k3s", K3S)
-    named = edits.find_target(host, find_runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
-    assert named.row.product == ""
-    assert edits.find_target(host, find_runtime("docker"), DOCKER, image=True).row is find_runtime("docker")
+    where = ctk_plan.find_target(host, find_runtime("containerd"), IN_PLACE, image=True)
+    assert (where.runtime.product, where.runtime.config) == ("k3s", K3S)
+    named = ctk_plan.find_target(host, find_runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
+    assert named.runtime.product == ""
+    assert ctk_plan.find_target(host, find_runtime("docker"), DOCKER, image=True).runtime is find_runtime("docker")
 
 
 def test_damaged_file_of_k3s_does_not_lead_to_another_containerd() -> None:
     host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: [unix\n"})
     with pytest.raises(Refused, match="cannot tell which containerd") as caught:
-        edits.find_target(host, find_runtime("containerd"), IN_PLACE, image=True)
+        ctk_plan.find_target(host, find_runtime("containerd"), IN_PLACE, image=True)
     assert caught.value.why.startswith(f"{CRICTL}:")
 
 
@@ -173,7 +177,7 @@ KUBELET = {
 @pytest.mark.parametrize(("text", "systemd"), [(b"version = 2\n", True), (PLAIN, False)])
 def test_kubelet_node_gets_cri_plugin_and_cgroup_driver(text: bytes, systemd: bool) -> None:
     host = Machine({CONTAINERD: text, **KUBELET})
-    desired = edits.find_target(host, find_runtime("containerd"), IN_PLACE, image=True).desired
+    desired = ctk_plan.find_target(host, find_runtime("containerd"), IN_PLACE, image=True).desired
     assert (desired.enable_cri, desired.systemd_cgroup) == (True, systemd)
-    bare = edits.find_target(Machine({CONTAINERD: text}), find_runtime("containerd"), IN_PLACE, image=True).desired
+    bare = ctk_plan.find_target(Machine({CONTAINERD: text}), find_runtime("containerd"), IN_PLACE, image=True).desired
     assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)

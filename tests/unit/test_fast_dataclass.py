@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import gpunode
-from gpunode import values
+from gpunode import fast_dataclass
 
 
-@values.dataclass(frozen=True, slots=True)
+@fast_dataclass.dataclass(frozen=True, slots=True)
 class Point:
     x: int
     y: int = 0
@@ -22,7 +22,7 @@ class Point:
     cache: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
-@values.dataclass(frozen=True, slots=True)
+@fast_dataclass.dataclass(frozen=True, slots=True)
 class OtherPoint:
     x: int
     y: int = 0
@@ -48,7 +48,7 @@ def test_value_cannot_be_changed_but_replaced() -> None:
 
 
 def test_value_class_compiles_only_its_initializer_when_first_created() -> None:
-    @values.dataclass(frozen=True, slots=True)
+    @fast_dataclass.dataclass(frozen=True, slots=True)
     class Unused:
         x: int
 
@@ -61,14 +61,14 @@ def test_value_class_compiles_only_its_initializer_when_first_created() -> None:
     assert compiled() == {"__init__"}
 
 
-@values.dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass.dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
     must: int
     seen: dict[str, int] = field(default_factory=dict, init=False)
     may: int = 1
 
 
-@values.dataclass(frozen=True, slots=True)
+@fast_dataclass.dataclass(frozen=True, slots=True)
 class Longer(Point):
     last: int = field(default=9, kw_only=True)
     more: int = 8
@@ -90,7 +90,7 @@ def test_value_can_be_pickled_but_not_stripped_of_a_field() -> None:
         del Point(1).x
 
 
-@values.dataclass(slots=True)
+@fast_dataclass.dataclass(slots=True)
 class Tally:
     count: int = 0
     seen: list[str] = field(default_factory=list)

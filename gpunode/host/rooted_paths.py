@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field
 
-from gpunode.values import dataclass
+from gpunode.fast_dataclass import dataclass
 
 # The kernel's own limit (path_resolution(7)).
 _MAX_FOLLOWED_LINKS = 40

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.change import FileChange, FileState, PackageState, Trigger, restrict_writes_to_root
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe, decode_matches
-from gpunode.facts.model import Facts, Unknown, need
+from gpunode.facts.model import Facts, Unknown, require
 from gpunode.facts.reader import make_file_state
 from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
@@ -32,9 +32,9 @@ _MAX_CONFIG_FILE_BYTES = 16 << 20
 _FILE_MASKING_UNIT = FileState(b"")
 
 
-def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
+def packaged_version(runtime: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
     """Return the version of the runtime's installed package; None if none is installed."""
-    states = (packages.get(PackageId(name)) for name in row.packages)
+    states = (packages.get(PackageId(name)) for name in runtime.packages)
     return leading_numbers(next((state.version for state in states if state and not state.config_files_only), ""))
 
 
@@ -61,47 +61,49 @@ def file_changes(
     return tuple(FileChange(edit.path, before, make_state(edit, before), triggers) for edit, before in states)
 
 
-def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
+def states_from_facts(facts: Facts, runtime: Runtime, desired: DesiredConfig) -> States:
     """Return the files that ``facts`` have; a file beside the root file that was not probed counts as missing.
 
     Raises:
         Undetermined: a file could not be read.
     """
 
-    def find(place: str) -> States:
-        paths = match_pattern(place, dict.fromkeys(facts.files, b"")) if is_pattern(place) else [place]
-        known = [path for path in paths if path in facts.files or path == (desired.config or row.config)]
+    def find(pattern: str) -> States:
+        paths = match_pattern(pattern, dict.fromkeys(facts.files, b"")) if is_pattern(pattern) else [pattern]
+        known = [path for path in paths if path in facts.files or path == (desired.config or runtime.config)]
         states = ((path, _state_from_facts(facts, path)) for path in known)
         return {path: state for path, state in states if state}
 
-    return gather_states(row, desired, find)
+    return gather_states(runtime, desired, find)
 
 
 def _state_from_facts(facts: Facts, path: str) -> FileState | None:
     fact = facts.file(path)
-    return _FILE_MASKING_UNIT if isinstance(fact, Unknown) and is_unit_file(path) else need(fact, f"what {path} holds")
+    return (
+        _FILE_MASKING_UNIT if isinstance(fact, Unknown) and is_unit_file(path) else require(fact, f"what {path} holds")
+    )
 
 
-def gather_states(row: Runtime, desired: DesiredConfig, find: Callable[[str], States]) -> States:
+def gather_states(runtime: Runtime, desired: DesiredConfig, find: Callable[[str], States]) -> States:
     """Return every file that the runtime reads, looking up each path and pattern once with ``find``."""
     states: dict[str, FileState] = {}
     visited: set[str] = set()
-    while new := [one for one in row.list_read_paths(contents_of_states(states), desired) if one not in visited]:
+    while new := [path for path in runtime.list_read_paths(contents_of_states(states), desired) if path not in visited]:
         visited.update(new)
-        for place in new:
-            states.update(find(place))
+        for path in new:
+            states.update(find(path))
     return states
 
 
-def inspect_from_facts(facts: Facts, row: Runtime) -> ObservedConfig:
+def inspect_from_facts(facts: Facts, runtime: Runtime) -> ObservedConfig:
     """Return the configuration in the runtime's files. Raises like ``states_from_facts``."""
-    return row.inspect(contents_of_states(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+    return runtime.inspect(contents_of_states(states_from_facts(facts, runtime, DesiredConfig())), DesiredConfig())
 
 
-def list_toolkit_handlers(facts: Facts, row: Runtime) -> tuple[str, ...]:
+def list_toolkit_handlers(facts: Facts, runtime: Runtime) -> tuple[str, ...]:
     """Return the names under which the runtime runs a program of the toolkit; none if its files cannot be read."""
     try:
-        programs = inspect_from_facts(facts, row).handlers
+        programs = inspect_from_facts(facts, runtime).handlers
     except (Refused, Undetermined):
         return ()  # the next command that edits such a file reports the problem
     return tuple(
@@ -109,7 +111,7 @@ def list_toolkit_handlers(facts: Facts, row: Runtime) -> tuple[str, ...]:
     )
 
 
-def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
+def probe_states(run_probe: Callable[[Probe], Capture], runtime: Runtime, desired: DesiredConfig) -> States:
     """Return the files that ``run_probe`` finds.
 
     Raises:
@@ -117,10 +119,10 @@ def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: D
         Refused: a path is not a file, or the file is too long.
     """
 
-    def find(place: str) -> States:
-        return _probe_matches(run_probe, place) if is_pattern(place) else probe_state(run_probe, place)
+    def find(path: str) -> States:
+        return _probe_matches(run_probe, path) if is_pattern(path) else probe_state(run_probe, path)
 
-    return gather_states(row, desired, find)
+    return gather_states(runtime, desired, find)
 
 
 def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:
@@ -150,8 +152,8 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
     return states
 
 
-def _unreadable_error(place: str, capture: Capture) -> Refused | Undetermined:
+def _unreadable_error(path: str, capture: Capture) -> Refused | Undetermined:
     why = capture.error.strip()[:300] or capture.outcome
     if capture.outcome == "denied":
-        return Undetermined(f"cannot tell what {place} holds", why=why, hint="run the command as root")
-    return Refused(f"{place} cannot be read as a file", why=why, hint=f"ls -ld {place} shows what it is; fix that")
+        return Undetermined(f"cannot tell what {path} holds", why=why, hint="run the command as root")
+    return Refused(f"{path} cannot be read as a file", why=why, hint=f"ls -ld {path} shows what it is; fix that")

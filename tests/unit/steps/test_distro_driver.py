@@ -10,7 +10,7 @@ import pytest
 from gpunode.catalog import branches, tables
 from gpunode.catalog.releases import release
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile, known
+from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile, value_or
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
@@ -76,7 +76,7 @@ def with_own_driver(**more: str) -> Facts:
 
 
 def packages_of(facts: Facts) -> Mapping[PackageId, PackageState]:
-    return known(facts.packages, {})
+    return value_or(facts.packages, {})
 
 
 def test_every_row_of_the_table_names_what_other_tables_have() -> None:

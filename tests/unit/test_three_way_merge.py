@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpunode.merging import merge_three_ways
+from gpunode.three_way_merge import merge_three_ways
 
 BEFORE = b"version = 2\n\n# mine\n[plugins]\n  a = 1\n"
 OURS = BEFORE + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
