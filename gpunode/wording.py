@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
+def group_digits(number: int) -> str:
+    """Format a number: ``5 000``."""
+    return f"{number:,}".replace(",", " ")
+
+
 def count_noun(number: int, noun: str) -> str:
-    """Format a count: ``1 file``, ``2 files``, ``2 processes``, ``2 repositories``."""
+    """Format a count: ``1 file``, ``5 000 files``, ``2 processes``, ``2 repositories``."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("y"):
-        return f"{number} {noun[:-1]}ies"
-    return f"{number} {noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
+        return f"{group_digits(number)} {noun[:-1]}ies"
+    return f"{group_digits(number)} {noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
 
 
 def join_names(items: Iterable[str], limit: int = 0) -> str:

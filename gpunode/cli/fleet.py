@@ -19,12 +19,10 @@ from gpunode.page.words import (
     TEXT_BY_DISRUPTION,
     collapse_ranges,
     condition_of,
-    count,
     describe_deviation,
-    group_digits,
     node_name,
 )
-from gpunode.wording import join_names
+from gpunode.wording import count_noun, group_digits, join_names
 
 if TYPE_CHECKING:
     from gpunode.page.words import NodeCondition
@@ -159,7 +157,7 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
         yield BLANK_LINE
     counts = Counter(map(condition_of, seen.rows))
     parts = [f"{group_digits(counts[one])} {one}" for one in NODE_CONDITIONS if counts[one]]
-    yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
+    yield line(span(f"{count_noun(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
     kinds = (
         *(_cause_lines(cause) for cause in seen.causes),
         *(_outlier_lines(difference) for difference in seen.differences),
@@ -198,7 +196,7 @@ def _cause_lines(tally: CauseTally) -> _CountedLines:
 
 
 def _outlier_lines(group: OutlierGroup) -> _CountedLines:
-    more = f", and {count(group.other_differences, 'other difference')}" if group.other_differences else ""
+    more = f", and {count_noun(group.other_differences, 'other difference')}" if group.other_differences else ""
     return _report_group_lines(
         group.reports, "differs from its group", describe_deviation(group.difference) + more, style="warn"
     )
@@ -218,4 +216,6 @@ def _counted_group_lines(groups: Iterable[_CountedLines], *, verbose: bool, blan
         for one in rest:
             yield Line((Span(" " * (digits + 5)), *one.spans), digits + 11)
     if len(shown_groups) > _MAX_GROUPS_SHOWN and not verbose:
-        yield line(f"  and {count(len(shown_groups) - _MAX_GROUPS_SHOWN, 'other')}; -v, --html and --json have all")
+        yield line(
+            f"  and {count_noun(len(shown_groups) - _MAX_GROUPS_SHOWN, 'other')}; -v, --html and --json have all"
+        )

@@ -12,8 +12,8 @@ from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import EvidenceItem
 from gpunode.fast_dataclass import dataclass
 from gpunode.page.markup import Markup, tag
-from gpunode.page.words import count
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.wording import count_noun
 
 CONTEXT_LINE_COUNT: Final = 3
 _LONGEST_LINE: Final = 600
@@ -55,7 +55,7 @@ def render_citations(
     for place, cited in [*grouped.items()][: detail.max_pieces]:
         yield _render_cited_piece(cited, pieces.get(place), wrapped, detail)
     if (more := len(grouped) - detail.max_pieces) > 0:
-        yield tag("p.legend", f"and {count(more, 'piece')} of evidence more")
+        yield tag("p.legend", f"and {count_noun(more, 'piece')} of evidence more")
 
 
 def _render_cited_piece(
@@ -70,7 +70,7 @@ def _render_cited_piece(
     conclusions = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
     shown = _context_lines(proving, len(lines))
     more = max(len(begins) - detail.max_proofs_per_piece, 0) + max(len(conclusions) - detail.max_proofs_per_piece, 0)
-    length = tag("span.length", count(len(lines), "line")) if lines else None
+    length = tag("span.length", count_noun(len(lines), "line")) if lines else None
     return tag(
         "figure",
         tag("figcaption", tag("code", cited[0].source), length),
@@ -79,7 +79,7 @@ def _render_cited_piece(
             (_render_line("", conclusion, proves=True) for conclusion in conclusions[: detail.max_proofs_per_piece]),
             _render_lines(lines, shown, proving),
         ),
-        tag("p.legend", f"{count(more, 'line')} more of the same") if more else None,
+        tag("p.legend", f"{count_noun(more, 'line')} more of the same") if more else None,
         _render_folded(lines, proving) if detail.includes_whole_pieces and 0 < len(shown) < len(lines) else None,
     )
 
@@ -103,7 +103,7 @@ def _render_lines(lines: Sequence[str], numbers: Collection[int], proving: Colle
     before = 0
     for number in (*sorted(numbers), len(lines) + 1) if numbers else ():
         if missing := number - before - 1:
-            yield tag("div.gap", f"⋯ {count(missing, 'line')}")
+            yield tag("div.gap", f"⋯ {count_noun(missing, 'line')}")
         if number <= len(lines):
             yield _render_line(str(number), redact_line(lines[number - 1]), proves=number in proving)
         before = number
@@ -140,7 +140,8 @@ def render_evidence_list(items: Sequence[EvidenceItem]) -> Markup | None:
     if not items:
         return None
     lengths = (
-        (one, _OUTCOME_TEXTS.get(one.outcome) or count(len(one.lines), "line")) for one in items[:_MAX_LISTED_PIECES]
+        (one, _OUTCOME_TEXTS.get(one.outcome) or count_noun(len(one.lines), "line"))
+        for one in items[:_MAX_LISTED_PIECES]
     )
     rows = (tag("li", tag("code", item.written[:200]), tag("span.length", length)) for item, length in lengths)
     more = len(items) - _MAX_LISTED_PIECES

@@ -29,11 +29,10 @@ from gpunode.page.words import (
     TEXT_BY_DISRUPTION,
     collapse_ranges,
     condition_of,
-    count,
     describe_deviation,
-    group_digits,
     node_name,
 )
+from gpunode.wording import count_noun, group_digits
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
@@ -69,7 +68,7 @@ def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
 def _page_title(fleet: FleetSummary) -> str:
     counts = Counter(map(condition_of, fleet.rows))
     worst: NodeCondition = next((one for one in NODE_CONDITIONS if counts[one]), "healthy")
-    all_ = count(len(fleet.rows), "node")
+    all_ = count_noun(len(fleet.rows), "node")
     if worst == "healthy":
         return f"All {all_} are healthy" if len(fleet.rows) > 1 else "The node is healthy"
     return f"{group_digits(counts[worst])} of {all_} {'is' if counts[worst] == 1 else 'are'} {worst}"
@@ -128,7 +127,7 @@ def _render_node_group(heading: str, names: Sequence[str], *more: Markup | None)
 
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
     for one in fleet.differences:
-        more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
+        more = f"; and {count_noun(one.other_differences, 'other difference')}" if one.other_differences else ""
         heading = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
         yield _render_node_group(f"{heading}: {one.difference.why}{more}", one.reports)
 
@@ -180,8 +179,8 @@ def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
         for value, number in shown
     )
     more, left = len(values) - len(shown), whole - sum(number for _, number in shown)
-    caption = tag("caption", tag("b", axis), f" {count(len(values), 'value')}" if len(values) > 1 else None)
-    rest = tag("p.legend", f"and {group_digits(more)} more, on {count(left, 'node')}") if more else None
+    caption = tag("caption", tag("b", axis), f" {count_noun(len(values), 'value')}" if len(values) > 1 else None)
+    rest = tag("p.legend", f"and {group_digits(more)} more, on {count_noun(left, 'node')}") if more else None
     return tag("div", tag("table", caption, tag("tbody", rows)), rest)
 
 
@@ -204,8 +203,8 @@ def _render_nodes(fleet: FleetSummary, max_length: int) -> Markup:
         "section.card",
         tag("h2#nodes", "Nodes"),
         (tag("p.legend", legend), scroll_box("nodes to look at", table("nodes", names, rows))) if looks else None,
-        tag("p.legend", f"and {count(more, 'node')} more; --json has all") if more > 0 else None,
-        tag("p", f"{count(len(fine), 'healthy node')}: {_join_node_names(fine)}") if fine else None,
+        tag("p.legend", f"and {count_noun(more, 'node')} more; --json has all") if more > 0 else None,
+        tag("p", f"{count_noun(len(fine), 'healthy node')}: {_join_node_names(fine)}") if fine else None,
     )
 
 
@@ -236,14 +235,14 @@ def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
     if row.cause:
         yield tag("p", tag("code", row.cause), "" if is_brief else f" {_shorten(row.summary, max_length)}")
         if row.other_causes:
-            number = f"and {count(len(row.other_causes), 'other fault')}"
+            number = f"and {count_noun(len(row.other_causes), 'other fault')}"
             yield tag("p", number if is_brief else ("also ", comma_list(row.other_causes)))
         if row.unexplained and not is_brief:
             yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
         yield tag("p", _shorten(row.unknown[0], max_length))
     if row.differences:
-        more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
+        more = f", and {count_noun(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
         first = f": {_shorten(describe_deviation(row.differences[0]), max_length)}{more}"
         yield tag("p", "unlike its group", "" if is_brief else first)
     if row.drift:

@@ -38,7 +38,8 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import LAYER_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, when_suffix
+from gpunode.page.words import LAYER_MARKS, TEXT_BY_DISRUPTION, checks_heading, when_suffix
+from gpunode.wording import count_noun
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -96,7 +97,7 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
         label, title, told, remedy = "verdict", _faultless_title(examined), None, None
     else:
         root = faults[0]
-        others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
+        others = f" · {count_noun(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
         label = f"{_likelihood_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}"
         tone, title = root.severity, root.title
         told = join_markup(_render_summary(root), _render_facts(root))
@@ -307,7 +308,7 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
         "GPU faults over time",
         tag(
             "details",
-            tag("summary", f"All {count(len(rows), 'message')}"),
+            tag("summary", f"All {count_noun(len(rows), 'message')}"),
             scroll_box("every fault", table("events", names, [*rows][:_MAX_FAULTS])),
             tag("p", f"and {more} more") if more > 0 else None,
             open=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Disruption, Finding, lacks_gpu
 from gpunode.diagnoses.stack import State
+from gpunode.wording import count_noun
 
 if TYPE_CHECKING:
     from gpunode.workflow.fleet import Deviation, FleetRow
@@ -39,16 +40,6 @@ LAYER_MARKS: Final[Mapping[State, tuple[str, str]]] = {
 
 _NUMBERED_NAME: Final = re.compile(r"(?P<head>.*?)(?P<digits>[0-9]{1,18})(?P<rest>[^0-9]*)", re.DOTALL)
 _LAST_NUMBERED_PART: Final = re.compile(r"[A-Za-z]*[0-9]+[^0-9]*\Z")
-
-
-def group_digits(number: int) -> str:
-    """Return ``5 000``."""
-    return f"{number:,}".replace(",", " ")
-
-
-def count(number: int, noun: str) -> str:
-    """Return ``1 line``, ``2 lines``, ``5 000 lines``."""
-    return f"{group_digits(number)} {noun}" if number == 1 else f"{group_digits(number)} {noun}s"
 
 
 def node_name(report: str) -> str:
@@ -109,4 +100,4 @@ def condition_of(row: FleetRow) -> NodeCondition:
 def describe_deviation(odd: Deviation) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
     here, usual = odd.actual or "missing", odd.usual or "none"
-    return f"{odd.name} {here} among {count(odd.usual_on, 'node')} with {usual}"
+    return f"{odd.name} {here} among {count_noun(odd.usual_on, 'node')} with {usual}"
