@@ -18,17 +18,7 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import Shell, command, is_unit_name, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, restart_unit, run_step
-from gpunode.diagnoses.signs import (
-    all_of,
-    any_line,
-    any_of,
-    command_run,
-    custom_sign,
-    message_line,
-    outside_of,
-    predicate,
-    unless,
-)
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, kubernetes_nodes, runtimes
 from gpunode.facts.model import Known
@@ -50,23 +40,17 @@ _PLUGIN_STRATEGY_REJECTED: Final = message_line(
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 # If one node's plugin registered, the failure of another's may only mean that its node has no GPUs.
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
-# A container with the library prints the same hints if NVML fails; another container may lack the library nevertheless.
 _STRATEGY_STILL_REJECTED: Final = unless(
-    outside_of(_PLUGIN_STRATEGY_REJECTED, symptoms.NVML_ITSELF_FAILS), _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED
+    _PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS
 )
 _PLUGIN_WITHOUT_NVML: Final = unless(
     any_of(
-        outside_of(any_of(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED), symptoms.NVML_ITSELF_FAILS),
-        all_of(outside_of(symptoms.NO_NVML_LIBRARY, symptoms.NVML_ITSELF_FAILS), _PLUGIN_MENTIONED),
+        *(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
         # DCGM's exporter
-        all_of(
-            outside_of(message_line(r"Failed to initialize NVML"), symptoms.NVML_ITSELF_FAILS),
-            message_line(r"DCGM initialization error"),
-        ),
+        all_of(message_line(r"Failed to initialize NVML"), message_line(r"DCGM initialization error")),
     ),
-    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
+    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED, symptoms.NVML_ITSELF_FAILS),
 )
-_ONLY_NVML_ITSELF_FAILS: Final = unless(symptoms.NVML_ITSELF_FAILS, _PLUGIN_WITHOUT_NVML)
 
 # The runtime of the plugin's pod; the plugin's own pod takes precedence over other pods.
 
@@ -302,7 +286,7 @@ RULES: Final = (
         ),
         symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_GPUS_OFFERED, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
         context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH),
-        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS, _ONLY_NVML_ITSELF_FAILS),
+        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
         remedy=_LET_PLUGIN_FIND_LIBRARY,
@@ -345,7 +329,7 @@ RULES: Final = (
         ),
         against=(
             _NO_DRIVER,
-            *(symptoms.NO_GPU_ON_BUS, _ONLY_NVML_ITSELF_FAILS),
+            *(symptoms.NO_GPU_ON_BUS, symptoms.NVML_ITSELF_FAILS),
             unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.DRIVER_MISSING_IN_CONTAINER),
         ),
         look_at=(

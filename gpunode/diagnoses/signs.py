@@ -163,14 +163,3 @@ def unless(sign: Sign, *others: Sign) -> Sign:
 def _find_unless(snapshot: Snapshot, sign: Sign, *others: Sign) -> Iterable[Citation]:
     lines = snapshot.view(sign)  # first, because it is rarely seen
     return () if lines and any(snapshot.view(other) for other in others) else lines
-
-
-def outside_of(sign: Sign, other: Sign) -> Sign:
-    """Return ``sign`` in pieces of the evidence in which ``other`` is not seen: each is the log of one container."""
-    return _Sign(_find_outside, (sign, other))
-
-
-def _find_outside(snapshot: Snapshot, sign: Sign, other: Sign) -> Iterable[Citation]:
-    lines = snapshot.view(sign)
-    excluded_keys = {line.key for line in snapshot.view(other)} if lines else ()
-    return tuple(line for line in lines if line.key not in excluded_keys)

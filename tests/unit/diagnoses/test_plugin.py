@@ -114,13 +114,6 @@ def test_plugin_on_a_node_without_a_gpu_is_healthy() -> None:
     assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]
 
 
-def test_failing_nvml_in_another_container_hides_no_missing_runtime() -> None:
-    other = ("kubectl logs -n gpu-operator nvidia-dcgm-exporter-y", "Failed to initialize NVML: ERROR_UNKNOWN")
-    assert roots(ASKS, other) == roots(other, ASKS) == [RUNTIME]
-    assert roots(MISSING, dump("nvidia"), other) == [LIBRARY]
-    assert not roots((LOG, f"{other[1]}\n{ASKS[1]}"))
-
-
 # Health.
 
 
