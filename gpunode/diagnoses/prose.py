@@ -235,9 +235,6 @@ _REPORTED_SPEECH: Final = Pattern(
 _QUOTING_SENTENCE: Final = Pattern(
     r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]"
 )
-_FAULT_NOUN: Final = (
-    r"(?:errors?|failures?|faults?|issues?|problems?|bugs?|crash(?:es)?|hangs?|panics?|xids?|messages?)"
-)
 # Sentences that ask, suppose, report hearsay, or are about another machine or time.
 _DOUBTFUL: Final = Pattern(
     rf"(?i){_QUESTION_START.pattern.replace('^', r'^[^a-z]*(?:or |so |and )?', 1)}|^\s*>"
@@ -258,29 +255,7 @@ _SENTENCE_END: Final = Pattern(r"(?<=[.!?;])\s+")
 _CLAUSE_START: Final = Pattern(
     r"(?i)[,;](?! (?:which|that|who)\b)|(?=\b(?:and|but|because|since|while|when|after|although|though)\b)"
 )
-# The failure is over: "the errors were fixed", "this resolved the crash", "no more Xid 79", "it no longer hangs". What
-# only a restart cures comes back.
-_RESOLVED: Final = Pattern(
-    r"(?i)^(?!.*\b(?:re)?(?:boot|start)\w*"
-    r"|.*\b(?:again|still|until|temporar\w+|for (?:an?|some|\d+)|power[ -]cycl\w+)\b)"
-    r"(?:\W*(?:[-*•] )?(?:fixed|resolved|solved|addressed) (?:an?|the|some|several|xids?|cuda|gpu|memory)\b"
-    rf"|.*?(?:\b{_FAULT_NOUN}\b.{{0,40}} (?:is|are|was|were|(?:has|have) been|got) (?:now |all |finally )?"
-    r"(?:fixed|resolved|solved|gone|addressed)\b"
-    r"|\b(?:this|that|it|which|update|upgrade|driver|release|version|firmware|patch)"
-    r" (?:has |have )?(?:now |finally )?(?:fixed|resolved|solved|cured)\b"
-    rf"|\bno more (?:[\w-]+ ){{0,2}}{_FAULT_NOUN}\b"
-    rf"|\b{_FAULT_NOUN} (?:has |have )?(?:now )?(?:stopped|disappeared)\b"
-    r"|\bno longer (?:falls? off|crash(?:es)?|hangs?|fails?|freezes?|throws?)\b))"
-)
-# One of these is in every such line, and in few of programs.
-_RESOLVED_WORDS: Final = Pattern(
-    r"(?i)\b(?:(?:re)?solved|fixed|addressed|cured|gone|no (?:more|longer)|stopped|disappeared)\b"
-)
-_FAILURE: Final = Pattern(rf"(?i)\b{_FAULT_NOUN}\b|\b(?:fail|fell|fall|crash|hang|lost|stuck|cannot|mismatch)|n['’]t\b")
-_AUTHOR_PATTERNS: Final = (
-    *(_FIRST_PERSON_WORDS, _QUESTION_START, _DENIAL_WORDS, _SUPPOSITION_START, _REPORTED_SPEECH),
-    _RESOLVED,
-)
+_AUTHOR_PATTERNS: Final = (_FIRST_PERSON_WORDS, _QUESTION_START, _DENIAL_WORDS, _SUPPOSITION_START, _REPORTED_SPEECH)
 # The attribution that mail programs and forums put above a quote.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"(?i)^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
@@ -335,26 +310,9 @@ def tells(line: str, words: Pattern) -> bool:
         if match := words.search(clause):
             before = clause[: match.start()]
             rest = before + clause[match.start() :].partition(" ")[2]
-            if not (
-                _NEGATION.search(rest)
-                or _DENIED_BEFORE.search(before)
-                or _NOT_NOW.search(clause)
-                or _RESOLVED.search(clause)
-            ):
+            if not (_NEGATION.search(rest) or _DENIED_BEFORE.search(before) or _NOT_NOW.search(clause)):
                 return True
     return False
-
-
-def tells_only_of_resolved(snapshot: Snapshot, citation: Citation) -> bool:
-    """Return whether the cited line is prose that tells of a failure that is over, and of no other."""
-    line = _QUOTED_OR_SET_APART.sub("", citation.line)
-    if not _RESOLVED_WORDS.search(line) or not cites_prose(snapshot, citation):
-        return False
-    sentences = _SENTENCE_END.split(line)
-    clauses = [part for sentence in sentences for part in _CLAUSE_START.split(sentence)]
-    others = [clause for clause in clauses if not _RESOLVED.search(clause)]
-    is_doubtful = any(map(_DOUBTFUL.search, sentences))
-    return not is_doubtful and len(others) < len(clauses) and not any(map(_FAILURE.search, others))
 
 
 def is_in_other_language(line: str) -> bool:

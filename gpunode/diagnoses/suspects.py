@@ -87,12 +87,11 @@ def rank_suspects(
     for cause, rule in rules.items():
         if cause in explained:
             continue
-        current = {sign: _current_lines(sign, snapshot) for sign in rule.symptoms}
-        seen = [sign for sign in rule.symptoms if current[sign]]
-        context = _current_lines(rule.context, snapshot) if seen or is_chosen else ()
+        seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
+        context = snapshot.view(rule.context) if seen or is_chosen else ()
         told = _prose_about_cause(rule, snapshot)
         alike = similarity.get(cause, 0.0)
-        shown = tuple(line for sign in seen for line in current[sign])
+        shown = tuple(line for sign in seen for line in snapshot.view(sign))
         by_programs = prose.without_prose(snapshot, shown)
         is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
         if not by_programs and (is_well or not (seen or is_likely_by_itself)):
@@ -106,7 +105,7 @@ def rank_suspects(
         is_answered = len(asked) < len(rule.look_at)
         words = _find_user_phrases(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
-            _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: current[sign] for sign in seen}, cause_counts) + bool(told))
+            _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
             + _CONTEXT_SIGN_WEIGHT * bool(context or words or names_own_xid)
             + _ANSWERED_COMMAND_WEIGHT * is_answered
             + _PREVALENCE_WEIGHT * log(rule.share)
@@ -242,14 +241,9 @@ def count_causes_by_symptom(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
     return Counter(sign for rule in rules.values() for sign in rule.symptoms)
 
 
-def _current_lines(sign: Sign, snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines that show the sign, without the author's words about a failure that is over."""
-    return tuple(line for line in snapshot.view(sign) if not prose.tells_only_of_resolved(snapshot, line))
-
-
 def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
     """Return the prose that mentions the cause."""
-    told = (line for sign in (rule.decisive, rule.typical) for line in _current_lines(sign, snapshot))
+    told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
     return [line for line in told if prose.cites_prose(snapshot, line)]
 
 

@@ -62,7 +62,7 @@ def _reports_failure(node: Snapshot, line: Citation) -> bool:
     said = _NORMAL_STATE.sub("", line.line)
     if _OTHER_TIME_OR_PLACE.search(said) and prose.cites_prose(node, line):
         said = "" if said.startswith(">") else _QUOTED_WORDS.sub("", said)
-    return _ANY_FAILURE_WORD.search(said) is not None and not prose.tells_only_of_resolved(node, line)
+    return _ANY_FAILURE_WORD.search(said) is not None
 
 
 FAILURE_MENTIONED: Final = predicate(_mentions_failure, "the report mentions a failure")
