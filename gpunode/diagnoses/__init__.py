@@ -118,7 +118,7 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     """Return the likely finding for a suspect without rivals."""
     rule = rules_by_cause()[suspect.cause]
     citations = prose.without_prose(snapshot, suspect.citations)
-    summary = f"Not proven: it is the only likely cause that fits the description in the report: {rule.title}"
+    summary = f"Not proven: of the causes of this failure, only this one fits what the report describes: {rule.title}"
     found = _merge_proofs(rule, [Proof(summary, citations, "likely")], snapshot, bugs)
     return replace(found, basis="ranking")
 

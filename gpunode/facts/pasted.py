@@ -165,13 +165,15 @@ _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
 # A sentence that begins with a program's name: "lsmod does not show it", "docker run fails here".
 _SENTENCE_ABOUT_PROGRAM: Final = Pattern(
     r"(?i)^(?:sudo )?[\w.-]+(?: [\w./-]+){0,2} (?:(?:is|are|was|were|has|had|does|do|did|ca|can|could|wo|would)"
-    r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails|failed|works|worked|hangs|crashes|gives|gave"
+    r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails"
+    r"|failed(?= (?:to|with|on) )|works|worked|hangs|crashes|gives|gave"
     r"|reports|reported|prints|printed|returns|returned|complains|tells|told|finds|detects|outputs|displays|looks|seems"
     r"|takes|ends|exits|dies)(?= [a-z\d]|$)"
 )
-# A log's line may begin with the name of its program or container.
+# A log's line may begin with the name of its program or container; options of a command also have times.
 _LOG_FIELD: Final = Pattern(
-    r" (?:(?:time|ts|level|msg|err)=[\w\"]|[IWEF]\d{4} \d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:)"
+    r"(?<!--since-time)(?<!--since)(?<!--until)(?<!-S)(?<!-U) "
+    r"(?:(?:time|ts|level|msg|err)=[\w\"]|[IWEF]\d{4} \d\d:\d\d|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:)"
 )
 # It names no source if it goes on about another program: "nvidia-smi hangs, and dmesg has:".
 _SECOND_CLAUSE: Final = Pattern(r"(?i), | (?:and|but|while) ")

@@ -88,6 +88,13 @@ def test_terminal_of_the_run_installer_is_its_log(text: str) -> None:
     assert identify_source(step.source, step.text).kind == "installer-log"
 
 
+@pytest.mark.parametrize(
+    "line", ["systemctl status nvidia-fabricmanager failed", "kubectl logs --since-time 2026-11-30T10:00:00Z plugin"]
+)
+def test_command_in_a_block_with_a_word_or_a_time_of_a_log_is_a_command(line: str) -> None:
+    assert [step.source for step in split_session("pasted text", f"```sh\n{line}\nmore\n```\n")][-1] == line
+
+
 def test_recognizable_paragraph_begins_a_piece() -> None:
     text = f"It fails since the update.\n\n{LSMOD}\n\n{LOST}\n\nand then\n\n{FAILED}\n\n6.8.0-45-generic\n"
     assert kinds(text) == ["text", "lsmod", "kernel-log", "container-run", "uname"]
