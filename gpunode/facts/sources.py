@@ -175,10 +175,9 @@ _SOURCE_KIND_ROWS: Final = (
     ),
     _KindRow(
         "installer-log",
-        r"(?:(?:ba)?sh (?:-\S+ )*)?\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
+        r"\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
         r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$",
-        # In the log, and on the terminal.
-        r"^nvidia-installer log file |^Using: nvidia-installer |^Uncompressing NVIDIA Accelerated Graphics Driver for ",
+        r"^nvidia-installer log file |^Using: nvidia-installer ",
     ),
     _KindRow(
         "package-history",

@@ -5,7 +5,6 @@ import pytest
 from gpunode.facts import pasted
 from gpunode.facts.items import split_items
 from gpunode.facts.pasted import split_session
-from gpunode.facts.sources import identify_source
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")
@@ -73,19 +72,6 @@ def test_sentence_is_no_command(line: str) -> None:
 )
 def test_line_of_a_log_in_a_block_is_no_command(line: str) -> None:
     assert {step.source for step in split_session("pasted text", f"```sh\n{line}\nmore\n```\n")} == {"pasted text"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Uncompressing NVIDIA Accelerated Graphics Driver for Linux-x86_64 535.54.03......\n\nERROR: no compiler\n",
-        "$ sudo sh NVIDIA-Linux-x86_64-535.54.03.run -s\nERROR: no compiler\n",
-        "```\n$ bash ./NVIDIA-Linux-x86_64-535.54.03.run\nERROR: no compiler\n```\n",
-    ],
-)
-def test_terminal_of_the_run_installer_is_its_log(text: str) -> None:
-    (step,) = [step for step in split_session("pasted text", text) if "no compiler" in step.text]
-    assert identify_source(step.source, step.text).kind == "installer-log"
 
 
 @pytest.mark.parametrize(
