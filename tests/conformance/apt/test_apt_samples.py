@@ -248,7 +248,7 @@ def test_module_whose_source_is_gone_is_named_with_its_tree() -> None:
     said = sample("apt-3.0.4", "dkms-source-gone")
     error = explain_failure("change the packages", said.stdout, said.stderr)
     assert "nvidia-kernel-open-dkms" in error.what
-    assert "source of its module has been deleted" in error.what
+    assert "its source has been deleted" in error.what
     assert "rm -r /var/lib/dkms/nvidia/595.91.07" in [line.strip() for line in error.hint.splitlines()]
 
 

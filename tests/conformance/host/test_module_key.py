@@ -130,7 +130,7 @@ def test_new_certificate_of_another_key_is_named(pair: tuple[Path, Path], tmp_pa
     pair[1].write_bytes(b"")
     done = make_key(*pair)
     assert done.returncode != 0
-    assert f"{pair[1]}.new, if it is there, is of another key: remove that" in done.stderr
+    assert f"{pair[1]}.new, if it exists, belongs to another key: remove it" in done.stderr
     assert pair[1].read_bytes() == b""
 
 

@@ -89,7 +89,7 @@ def test_unwritable_page_is_refused_before_the_examination(tmp_path: Path) -> No
 
 
 def test_page_of_a_cause_is_refused() -> None:
-    with pytest.raises(UsageError, match="--html is a page about a node"):
+    with pytest.raises(UsageError, match="--html cannot be used with a cause"):
         doctor(("nouveau-bound",), OutputOptions(), html="page.html")
 
 

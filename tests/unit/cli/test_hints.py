@@ -32,7 +32,7 @@ from gpunode.command import Command
 
 ROOT = Path(gpunode.__file__).parent
 PROGRAM: Any = typer.main.get_command(app)
-BUILDERS = frozenset({"gpunode", "sudo_gpunode"})
+BUILDERS = frozenset({"gpunode_command", "sudo_gpunode"})
 VERBS = frozenset(PROGRAM.list_commands(typer.Context(PROGRAM)))
 # The placeholder for a value that only the run knows.
 VALUE = "X"
@@ -184,7 +184,8 @@ def test_command_proposed_by_plan_works_on_the_same_node(
 LEAST_SHARE = 0.13
 # A call that builds one, as this test represents it.
 _MADE = "sudo made"
-_MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair", "typed"}
+_MAKERS = BUILDERS | {"command", "Shell", "typed"}
+_MAKERS |= {f"{verb}_command" for verb in ("install", "remove", "purge", "unhold", "force_removal", "reinstall")}
 
 
 def test_share_of_hints_with_a_command_does_not_fall() -> None:
