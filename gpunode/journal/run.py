@@ -43,12 +43,12 @@ class Run:
         self._last = b""
         self._broken = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        _remove_draft(record_folder)
+        with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER, make=True) as folder:
+            self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
+            self._write(begin)
+            rooted_paths.sync_folder(folder)
         with record_folder.open(RUNS_FOLDER) as runs:
-            _remove_draft(record_folder, runs)
-            with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER, make=True) as folder:
-                self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
-                self._write(begin)
-                rooted_paths.sync_folder(folder)
             os.rename(_DRAFT_FOLDER, self.id, src_dir_fd=runs, dst_dir_fd=runs)
             rooted_paths.sync_folder(runs)
         self._announce(self._entries, begin)
@@ -167,9 +167,10 @@ class Run:
             self._broken = str(error)
 
 
-def _remove_draft(record_folder: RecordFolder, runs: int) -> None:
+def _remove_draft(record_folder: RecordFolder) -> None:
     """Remove the folder of a run that was stopped before its first entry was on the disk, if there is one."""
     with contextlib.suppress(FileNotFoundError):
         with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER) as draft:
             remove_file(JOURNAL_FILE, draft)
-        os.rmdir(_DRAFT_FOLDER, dir_fd=runs)
+        with record_folder.open(RUNS_FOLDER) as runs:
+            os.rmdir(_DRAFT_FOLDER, dir_fd=runs)
