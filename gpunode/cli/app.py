@@ -531,7 +531,7 @@ def rollback(
     if context or kubeconfig or run.startswith("k"):
         from gpunode.cli import clusters
 
-        if run.startswith("k"):
+        if run.removeprefix("k").isdecimal():
             refuse_unused_options(
                 ctx, f"{run}, a run that changed a cluster", {"yes", "context", "kubeconfig", "json", "verbose"}
             )

@@ -171,6 +171,7 @@ def _remove_draft(record_folder: RecordFolder) -> None:
     """Remove the folder of a run that was stopped before its first entry was on the disk, if there is one."""
     with contextlib.suppress(FileNotFoundError):
         with record_folder.open(RUNS_FOLDER, _DRAFT_FOLDER) as draft:
-            remove_file(JOURNAL_FILE, draft)
+            for name in rooted_paths.list_names(draft):
+                remove_file(name, draft)
         with record_folder.open(RUNS_FOLDER) as runs:
             os.rmdir(_DRAFT_FOLDER, dir_fd=runs)

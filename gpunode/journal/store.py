@@ -112,7 +112,8 @@ class Store:
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, __version__, recipe, recipe_sha256, self._boot_id(), *who)
-            return Run(begin, self._record_folder, self._announce)
+            with _convert_folder_errors():
+                return Run(begin, self._record_folder, self._announce)
 
     def _boot_id(self) -> str:
         """Return the boot id of the running kernel; empty for an image, and if it cannot be read."""

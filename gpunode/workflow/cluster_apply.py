@@ -273,9 +273,8 @@ def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[No
         yield
     except GpunodeError as error:
         if deleted:
-            error.why += (
-                f"; the cluster still deletes {', '.join(deletion.change.subject for deletion in deleted.values())}"
-            )
+            subjects = ", ".join(deletion.change.subject for deletion in deleted.values())
+            error.why = "; ".join(filter(None, (error.why, f"the cluster still deletes {subjects}")))
         raise
 
 

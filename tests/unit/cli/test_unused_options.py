@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +59,9 @@ def test_refusal_names_the_options_of_a_cluster_run(capsys: pytest.CaptureFixtur
 def test_cause_takes_no_option_about_nodes(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["doctor", "xid-79", option, "x"]) == 2
     assert "a cause" in capsys.readouterr().err
+
+
+def test_word_that_is_no_run_of_a_cluster_is_not_called_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    assert run_cli(["rollback", "keep", "--packages", "--root", str(tmp_path)]) == 2
+    assert "no run keep" in capsys.readouterr().err

@@ -145,6 +145,24 @@ def test_run_killed_before_its_first_entry_leaves_none(
     assert sorted(path.name for path in (store.folder / "runs").iterdir()) == list(store.ids())
 
 
+def test_draft_of_a_killed_run_is_removed_whatever_it_holds(store: Store) -> None:
+    setup_run(store)
+    draft = store.folder / "runs/.draft"
+    draft.mkdir()
+    (draft / "stray").touch()
+    setup_run(store)
+    assert not draft.exists()
+
+
+def test_link_in_place_of_a_draft_is_named(store: Store) -> None:
+    setup_run(store)
+    draft = store.folder / "runs/.draft"
+    draft.symlink_to("/nowhere")
+    with pytest.raises(Refused, match=rf"{draft} is not a folder") as refused:
+        store.begin("setup")
+    assert "move it away" in refused.value.hint
+
+
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b""), lambda path: os.truncate(path, 99), Path.unlink])
 def test_journal_without_its_first_entry_is_damage(store: Store, spoil: Callable[[Path], object]) -> None:
     run = setup_run(store)
