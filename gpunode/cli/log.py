@@ -14,7 +14,7 @@ from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import own_gpunode, root_option
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.command import sudo_gpunode
+from gpunode.command import gpunode_command, sudo_gpunode
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunEnding, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -48,6 +48,12 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
     """Return the runs on this node and this user's runs in clusters, as far as they can be read."""
     if run.startswith("k"):
+        if root != "/":
+            raise UsageError(
+                f"--root cannot be used with {run}",
+                why="runs in clusters are recorded for the user, not in an image",
+                hint=str(gpunode_command("log", run)),
+            )
         return open_cluster_journal().find_runs(run)
     clusters = () if run or root != "/" else open_cluster_journal().find_runs()
     try:

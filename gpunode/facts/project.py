@@ -145,7 +145,7 @@ def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[t
 
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:
-    def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
+    def change_package(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
         rest = {one: state for one, state in packages.items() if one != change.id}
         after = change.after
         return rest if after is None else {**rest, change.id: _project_package_state(change.before, after)}
@@ -155,7 +155,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         facts = _with_prebuilt_module(facts, *prebuilt, present=not is_gone)
     facts = replace(
         facts,
-        packages=_map_fact(facts.packages, changed),
+        packages=_map_fact(facts.packages, change_package),
         driver_libraries=Unknown("known after packages are installed", PLAN_PROBE_KEY),
         leftovers=_project_leftovers(facts.leftovers, change),
         headers=_map_fact(facts.headers, lambda former: former - {kernel} if is_gone else former | {kernel})
@@ -211,7 +211,7 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     kernels: frozenset[str] = value_or(facts.headers, frozenset())
     driver = _find_dkms_driver_package(facts)
 
-    def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
+    def build_modules(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(file for file in former if not file.dkms)
         if driver is not None:
             paths = {kernel: f"/lib/modules/{kernel}/updates/dkms/nvidia.ko" for kernel in sorted(kernels)}
@@ -219,7 +219,7 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
         # Installing headers removes nothing that DKMS built from a source without a package.
         return others if is_rebuilt else former
 
-    return replace(facts, module_files=_map_fact(facts.module_files, changed))
+    return replace(facts, module_files=_map_fact(facts.module_files, build_modules))
 
 
 def _with_loaded_module(facts: Facts, module: str, *, wanted: bool) -> Facts:

@@ -179,7 +179,7 @@ def _find_jetson_refusal(facts: Facts) -> Refusal | None:
 
 
 def _find_foreign_driver_refusal(recipe: Recipe, facts: Facts) -> Refusal | None:
-    """Return the refusal of NVIDIA's repository beside a driver of other packages: an upgrade would mix the two."""
+    """Return the refusal to enable NVIDIA's repository where an upgrade would mix it with another driver."""
     driver = wanted_driver(recipe, facts)
     if isinstance(driver, Refusal | WantedDriver) or driver.is_deferred:
         return None

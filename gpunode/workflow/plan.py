@@ -443,11 +443,11 @@ def _additional_removals(confirmed_plan: StagePlan, exact_plan: StagePlan) -> li
     return [change for change in _removals_among(exact_plan.packages) if change.id not in named]
 
 
-def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan, manager: str) -> Iterator[str]:
+def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan) -> Iterator[str]:
     """Yield what only ``exact_plan`` removes, and the reasons of steps that now purge less."""
     if more := _additional_removals(confirmed_plan, exact_plan):
         names = ", ".join(str(change.id) for change in more)
-        yield f"{manager} also removes packages that need the old driver: {names}"
+        yield f"{deb.MANAGER} also removes packages that need the old driver: {names}"
     for before, step in (
         (step, two) for step in confirmed_plan.steps for two in exact_plan.steps if step.step == two.step
     ):

@@ -253,7 +253,7 @@ class _SetupRun:
                 why="the plan was made before the package index was read",
                 hint="run the same command again: the index is read, so its plan is exact",
             )
-        for text in describe_differences(confirmed_plan, exact, deb.MANAGER):
+        for text in describe_differences(confirmed_plan, exact):
             self.applier.on_event(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:

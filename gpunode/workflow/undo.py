@@ -236,7 +236,7 @@ def drop_source_conflicts(
         step, other = conflict
         remaining.remove(step)
         if step.file:
-            kept_items.append(_describe_kept_list(step.file, other, backup_of, deb.MANAGER))
+            kept_items.append(_describe_kept_list(step.file, other, backup_of))
     for source in value_or(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
             for step in [
@@ -286,17 +286,15 @@ def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
     return frozenset(step.file.path for step in steps if step.file)
 
 
-def _describe_kept_list(
-    file: FileChange, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
-) -> KeptItem:
+def _describe_kept_list(file: FileChange, other: PackageSource, backup_of: Callable[[bytes], str]) -> KeptItem:
     former = file.after
     assert isinstance(former, FileState)
     copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), file.path)
     does = "not restored" if file.before is None else "kept as it is"
     return KeptItem(
         file.path,
-        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; {manager} "
-        f"would read no list at all. Once that entry is gone, `{copy}` restores the former list",
+        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; "
+        f"{deb.MANAGER} would read no list at all. Once that entry is gone, `{copy}` restores the former list",
     )
 
 

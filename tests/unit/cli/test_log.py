@@ -269,3 +269,8 @@ def test_log_exits_with_success(root: Path) -> None:
         log.show_log("1", OutputOptions(), str(root))
     except CommandExit as answer:
         pytest.fail(f"exit {answer.exit_code}")
+
+
+def test_run_of_a_cluster_is_in_no_image(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_cli(["log", "k1", "--root", str(tmp_path)]) == 2
+    assert "--root cannot be used with k1" in capsys.readouterr().err
